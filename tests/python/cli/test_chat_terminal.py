@@ -367,6 +367,17 @@ def test_a_search_finds_what_was_said(start: Start) -> None:
     screen = start()
     screen.wait_for_prompt("main")
     say(screen, "hello there")
+
+    def is_recalled() -> bool:
+        """Asks until the history has been read, on another thread."""
+        if screen.prompt == "main> hello there":
+            return True
+        screen.type("\x1b[A")
+        return False
+
+    screen.wait_until(is_recalled, "the last line")
+    screen.type("\x1b[B")
+    screen.wait_for_prompt("main")
     screen.type("\x12")
     screen.wait_for("I-search backward:")
     screen.type("hel")

@@ -19,6 +19,7 @@ from support.raw_http import read_until, request_of, unread
 from support.remote_tier import free_port
 from support.server_process import ServerProcess
 
+LIMIT_MS = 120_000  # far above what anything needs
 LONG = "Tell me about it, and leave nothing out, please. " * 20
 
 
@@ -108,7 +109,7 @@ def tab(browser: Any, usual: Any, server: ServerProcess) -> Iterator[Tab]:
             context = usual
         page = context.new_page()
         pages.append(page)
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(LIMIT_MS)
 
         def note(message: Any) -> None:
             text = message.text
@@ -137,7 +138,7 @@ def tab(browser: Any, usual: Any, server: ServerProcess) -> Iterator[Tab]:
 def expect(of: Any) -> Any:
     from playwright.sync_api import expect
 
-    expect.set_options(timeout=30_000)
+    expect.set_options(timeout=LIMIT_MS)
     return expect(of)
 
 
@@ -170,7 +171,6 @@ def session(server: ServerProcess, id: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_stream_and_reload(tab: Tab, server: ServerProcess) -> None:
     page = tab()
-    page.get_by_label("What the model is told first").fill("Be brief.")
     page.evaluate("""() => {
       window.seen = new Set();
       new MutationObserver(() => {
@@ -180,10 +180,18 @@ def test_stream_and_reload(tab: Tab, server: ServerProcess) -> None:
                  {subtree: true, childList: true, characterData: true});
     }""")
     page.locator("#options summary").click()
-    page.get_by_label("Longest reply, tokens").fill("3000")
-    say(page, LONG)
-    seen = page.evaluate("[...window.seen]")
-    assert any(0 < length < max(seen) for length in seen)  # it came by and by
+    # A reply comes by and by; a busy browser takes in much of it at once.
+    for tokens in (3_000, 30_000, 150_000):
+        page.get_by_role("button", name="New conversation").click()
+        page.get_by_label("What the model is told first").fill("Be brief.")
+        page.evaluate("window.seen.clear()")
+        page.get_by_label("Longest reply, tokens").fill(str(tokens))
+        say(page, LONG)
+        seen = page.evaluate("[...window.seen]")
+        if any(0 < length < max(seen) for length in seen):
+            break
+    else:
+        raise AssertionError(f"{tokens} tokens came at once")
     page.get_by_label("Longest reply, tokens").fill("30")
     say(page, "And then?")
     id = page.evaluate("location.hash.slice(1)")
@@ -313,10 +321,18 @@ def test_stop(tab: Tab, server: ServerProcess) -> None:
     page.locator("#options summary").click()
     page.get_by_label("Longest reply, tokens").fill("300000")
     page.get_by_label("Your message").fill("a long one")
+    # Stopped by the page itself: each of its later updates takes longer.
+    page.evaluate("""() => new MutationObserver((_, observer) => {
+      const text = [
+        ...document.querySelectorAll("[data-turn=live] .markdown")].at(-1);
+      const stop = document.getElementById("stop");
+      if (!text?.textContent || stop.hidden) return;
+      observer.disconnect();
+      stop.click();
+    }).observe(document.body,
+               {subtree: true, childList: true, characterData: true})""")
     page.get_by_role("button", name="Send", exact=True).click()
     live = page.locator("[data-turn=live]")
-    expect(live.locator(".markdown").last).not_to_be_empty()
-    page.get_by_role("button", name="Stop").click()
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
     expect(live).to_contain_text("The server keeps whole turns alone")
     expect(page.get_by_label("Your message")).to_have_value("a long one")
@@ -832,7 +848,7 @@ def test_a_browser_that_keeps_nothing(
     context = browser.new_context()
     context.add_init_script(script)
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(LIMIT_MS)
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(server.url)
@@ -858,7 +874,7 @@ def test_damaged_site_data_are_nothing(
         ' sessionStorage.setItem(key, "{");'
     )
     page = context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(LIMIT_MS)
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.goto(server.url)
