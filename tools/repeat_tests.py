@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,20 @@ FAILED = re.compile(
 )
 
 
+RUNNING: list[subprocess.Popen] = []  # each leads a group of processes
+
+
+def end_all():
+    """Ends the runs with all that they started."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        for process in list(RUNNING):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        end = time.monotonic() + 10
+        while RUNNING and time.monotonic() < end:
+            time.sleep(0.1)
+
+
 @contextlib.contextmanager
 def busy(processes):
     """Keeps so many processes computing."""
@@ -48,13 +63,13 @@ def busy(processes):
             process.wait()
 
 
-def list_cpp_tests():
+def list_cpp_tests(preset):
     """Has CTest find the tests of programs that are new since it last did: it
     writes files for that, which runs at the same time would break.
     """
-    tools = run_tests.tools_for("release")
+    tools = run_tests.tools_for(preset)
     subprocess.run(
-        [tools["ctest"], "--preset", "release", "-N"],
+        [tools["ctest"], "--preset", preset, "-N"],
         cwd=ROOT,
         env=run_tests.environment(),
         stdout=subprocess.DEVNULL,
@@ -68,16 +83,20 @@ def run(number, arguments, logs):
     command = [sys.executable, str(ROOT / "tools/run_tests.py"), "--no-build"]
     start = time.monotonic()
     with log.open("w", encoding="utf-8") as out:
-        result = subprocess.run(
+        process = subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+        RUNNING.append(process)
+        code = process.wait()
+        RUNNING.remove(process)
     text = log.read_text("utf-8", errors="replace")
     failed = [line.strip() for line in FAILED.findall(text)]
-    if result.returncode != 0 and not failed:
-        failed = [f"exit code {result.returncode}: see {log.name}"]
+    if code != 0 and not failed:
+        failed = [f"exit code {code}: see {log.name}"]
     seconds = time.monotonic() - start
     load = os.getloadavg()[1]
     outcome = f"{len(failed)} failed" if failed else "green"
@@ -116,9 +135,13 @@ def main():
     args = parser.parse_args()
     if args.runs < 1 or args.load < 0 or args.at_once < 1:
         parser.error("--runs and --at-once are at least 1, --load at least 0")
-    args.logs.mkdir(parents=True, exist_ok=True)
-    if not {"--python", "--fast"} & set(args.arguments):
-        list_cpp_tests()
+    tests = run_tests.parse(args.arguments)
+    try:
+        args.logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--logs: {error}")
+    if not tests.python and not tests.fast:
+        list_cpp_tests(tests.preset)
 
     others = (args.at_once - 1) * JOBS
     with (
@@ -126,13 +149,25 @@ def main():
         ThreadPoolExecutor(args.at_once) as pool,
     ):
         numbers = range(1, args.runs + 1)
-        failed = list(
-            pool.map(lambda n: run(n, args.arguments, args.logs), numbers)
-        )
+        futures = [
+            pool.submit(run, n, args.arguments, args.logs) for n in numbers
+        ]
+        try:
+            failed = [future.result() for future in futures]
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            print("interrupted")
+            return 130
     green = failed.count([])
     print(f"{green} of {args.runs} runs are green")
     return 0 if green == args.runs else 1
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, interrupt)
     sys.exit(main())

@@ -15,6 +15,9 @@ tests/cpp/engine/stress_test.cc. --build builds the C++ tests and runs nothing;
 """
 
 import argparse
+import contextlib
+import fcntl
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -83,13 +86,27 @@ def configure_command(preset, tools):
     return command
 
 
+@contextlib.contextmanager
+def alone_in(folder):
+    """Keeps other runs from building in the folder; waits for one that does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "run_tests.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"== waiting: another run builds in {folder}", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def build_cpp(preset, jobs, tools, programs):
     """Builds the C++ tests, or some of their programs."""
     configure = configure_command(preset, tools)
-    build = [tools["cmake"], "--build", "--preset", preset, "-j", jobs]
+    build = [tools["cmake"], "--build", "--preset", preset, "-j", str(jobs)]
     if programs:
         build += ["--target", *programs]
-    return run("configure", *configure) and run("build", *build)
+    with alone_in(ROOT / "build" / preset):
+        return run("configure", *configure) and run("build", *build)
 
 
 def run_cpp(preset, jobs, only, *, builds, runs):
@@ -104,27 +121,61 @@ def run_cpp(preset, jobs, only, *, builds, runs):
         return False
     if not runs:
         return True
+    built = [ROOT / "build" / preset / name for name in programs]
+    for path in built or [ROOT / "build" / preset / "CTestTestfile.cmake"]:
+        if not path.exists():
+            print(f"== {path} is not built yet: run without --no-build")
+            return False
     if programs:
         return all(
             [run("C++ test", f"build/{preset}/{name}") for name in programs]
         )
-    tests = ["--preset", preset, "-j", jobs, "--no-tests=error"]
+    tests = ["--preset", preset, "-j", str(jobs), "--no-tests=error"]
     return run("C++ tests", tools["ctest"], *tests)
 
 
 def run_python(jobs, fast):
+    for module in ("pytest", "xdist", "gemmakv"):
+        if importlib.util.find_spec(module) is None:
+            print(
+                f"== {sys.executable} has no module {module}: run this with "
+                "the Python that '.[demo,test]' is installed in"
+            )
+            return False
     # Each worker takes half of the list and steals from the other's end when
     # it is through with its own, so tests of one file mostly stay together and
     # share their models.
-    pytest = [sys.executable, "-m", "pytest", "-n", jobs]
+    pytest = [sys.executable, "-m", "pytest", "-n", str(jobs)]
     pytest += ["--dist", "worksteal", "--durations", "25"]
     if fast:
         pytest += ["-m", "not slow"]
     return run("Python tests", *pytest)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def positive(text):
+    """Reads a number that is at least 1."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(
+            f"expected a number of at least 1, found {text!r}"
+        )
+    return int(text)
+
+
+def test_program(text):
+    """Reads the name of a C++ test program, as --only takes it."""
+    if not (ROOT / "tests" / "cpp" / f"{text}_test.cc").is_file():
+        raise argparse.ArgumentTypeError(
+            f"expected LAYER/NAME of a file tests/cpp/LAYER/NAME_test.cc, "
+            f"found {text!r}"
+        )
+    return text
+
+
+def parse(arguments=None):
+    """Reads the flags; ends the program with one line where they are wrong."""
+    parser = argparse.ArgumentParser(
+        "run_tests.py", description=__doc__.splitlines()[0]
+    )
     parser.add_argument(
         "--preset", default="release", choices=["release", "dev", "tsan"]
     )
@@ -137,7 +188,11 @@ def main():
         help="Python tests only, without those marked slow",
     )
     parser.add_argument(
-        "--only", nargs="+", metavar="LAYER/NAME", help="these C++ tests only"
+        "--only",
+        nargs="+",
+        type=test_program,
+        metavar="LAYER/NAME",
+        help="these C++ tests only",
     )
     stage = parser.add_mutually_exclusive_group()
     stage.add_argument(
@@ -146,16 +201,25 @@ def main():
     stage.add_argument(
         "--no-build", action="store_true", help="run the C++ tests as they are"
     )
-    parser.add_argument("--jobs", default=str(os.cpu_count() or 1))
-    args = parser.parse_args()
-
-    python_only = args.python or args.fast
-    if python_only and (args.only or args.build):
+    parser.add_argument(
+        "--jobs",
+        type=positive,
+        default=os.cpu_count() or 1,
+        help="compilers or tests at a time; default the processors",
+    )
+    args = parser.parse_args(arguments)
+    if (args.python or args.fast) and (args.only or args.build):
         parser.error(
-            "--only and --build are of the C++ tests, found --python or --fast"
+            "--only and --build are of the C++ tests, found --python or "
+            "--fast; one Python file: python -m pytest FILE"
         )
+    return args
+
+
+def main():
+    args = parse()
     good = True
-    if not python_only:
+    if not args.python and not args.fast:
         good = run_cpp(
             args.preset,
             args.jobs,
@@ -169,4 +233,8 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("== interrupted")
+        sys.exit(130)

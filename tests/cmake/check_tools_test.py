@@ -1,5 +1,10 @@
-"""The checks of the tree catch what they are there to catch."""
+"""The checks of the tree catch what they are there to catch, and the program
+that runs the tests says what is wrong with its flags.
+"""
 
+import contextlib
+import io
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -10,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import check_frames
 import check_layers
 import check_sources
+import run_tests
 
 
 class TreeTest(unittest.TestCase):
@@ -127,6 +133,43 @@ class TreeTest(unittest.TestCase):
                 ("gkv::Probed()", 0x8000),
             ],
         )
+
+
+class RunTestsTest(unittest.TestCase):
+    def test_wrong_flags_are_one_line(self):
+        cases = {
+            ("--jobs", "0"): ["at least 1", "'0'"],
+            ("--jobs", "many"): ["at least 1", "'many'"],
+            ("--only", "no/thing"): ["LAYER/NAME_test.cc", "'no/thing'"],
+            ("--fast", "--only", "base/hash"): ["--only", "--fast", "pytest"],
+            ("--preset", "none"): ["release", "'none'"],
+        }
+        for flags, words in cases.items():
+            with (
+                self.subTest(flags=flags),
+                contextlib.redirect_stderr(io.StringIO()) as said,
+                self.assertRaises(SystemExit),
+            ):
+                run_tests.parse(flags)
+            for word in words:
+                self.assertIn(word, said.getvalue().splitlines()[-1])
+
+    def test_one_run_at_a_time_builds_in_a_folder(self):
+        program = (
+            "import sys, pathlib, run_tests\n"
+            "with run_tests.alone_in(pathlib.Path(sys.argv[1])): print('in')"
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            with run_tests.alone_in(Path(folder)):
+                other = subprocess.Popen(
+                    [sys.executable, "-c", program, folder],
+                    cwd=Path(run_tests.__file__).parent,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                self.assertIn("another run builds", other.stdout.readline())
+                self.assertIsNone(other.poll())
+            self.assertEqual(other.communicate()[0], "in\n")
 
 
 if __name__ == "__main__":
