@@ -239,6 +239,7 @@ void PrefixCache::ClearTiers(std::span<const PrefixTier> names,
 }
 
 uint64_t PrefixCache::RemoveBranch(const ObjectBranch& branch) {
+  if (transfer_) CheckTiers();
   Flush();
   uint64_t removed = 0;
   for (const auto& tier : tiers_) removed += tier->RemoveBranch(branch);

@@ -629,6 +629,11 @@ TEST_F(PrefixTiersTest, AChildOfForkHasRamAlone) {
         } catch (const Error&) {
         }
       }
+      try {
+        cache_->RemoveBranch({});
+        right = false;
+      } catch (const Error&) {
+      }
       cache_->Clear(PrefixTier::kRam);
       view_.reset();
       cache_.reset();
