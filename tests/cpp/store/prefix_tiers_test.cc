@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/no_threads.h"
 #include "base/sanitized.h"
 #include "io/temp_folder.h"
 #include "store/filled_prefix.h"
@@ -530,6 +531,33 @@ TEST_F(PrefixTiersTest, WhatIsNotClearedIsSaid) {
   EXPECT_EQ(error(milliseconds(1)), late);
   disk_->Release();
   EXPECT_TRUE(cache_->Flush());
+}
+
+// More often than threads may be left in tiers that do not answer.
+TEST_F(PrefixTiersTest, WhatNoThreadCouldClearIsClearedLater) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    Restart();  // tiers belong to the process that made them
+    const auto clears = [&] {
+      try {
+        cache_->Clear(PrefixTier::kDisk);
+        return true;
+      } catch (const Error&) {
+        return false;
+      }
+    };
+    bool right = true;
+    {
+      const NoThreads none;
+      for (int i = 0; i < 20; ++i) right = right && !clears();
+    }
+    _exit(right && clears() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(PrefixTiersTest, ClosedItWritesTheRestAndIsRamAlone) {
