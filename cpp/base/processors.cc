@@ -132,8 +132,8 @@ std::vector<Processor> PlacementOrder(std::vector<Processor> processors) {
   return order;
 }
 
-PinnedProcessors::PinnedProcessors(size_t threads, std::vector<Processor> order)
-    : pid_(getpid()) {
+PinnedProcessors::PinnedProcessors(size_t threads,
+                                   std::vector<Processor> order) {
   if (threads > order.size()) {
     throw InvalidArgument(StrCat(
         "threads is ", threads, " with pin_threads, expected at most ",
@@ -157,7 +157,7 @@ PinnedProcessors::~PinnedProcessors() {
 }
 
 std::span<const Processor> PinnedProcessors::processors() const {
-  if (getpid() != pid_) return {};
+  if (process_.InChild()) return {};
   return processors_;
 }
 

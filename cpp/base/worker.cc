@@ -1,7 +1,5 @@
 #include "base/worker.h"
 
-#include <unistd.h>
-
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -10,6 +8,7 @@
 #include <utility>
 
 #include "base/fork_guard.h"
+#include "base/own_process.h"
 #include "base/processors.h"
 
 namespace gkv {
@@ -18,7 +17,7 @@ struct Worker::State {
   // Whether nothing is left to be run, or to be waited for.
   bool Idle() const { return abandoned || (tasks.empty() && !running); }
 
-  const pid_t pid = getpid();
+  const OwnProcess process;
   std::mutex mutex;  // guards what follows
   std::condition_variable changed;
   std::deque<Task> tasks;  // that have not begun
@@ -46,7 +45,7 @@ Worker::~Worker() {
   if (state.thread.joinable()) state.thread.join();
 }
 
-bool Worker::in_child() const { return getpid() != state_->pid; }
+bool Worker::in_child() const { return state_->process.InChild(); }
 
 void Worker::Post(Task task) {
   State& state = *state_;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/heap_trim.h"
 
 namespace gkv {
 namespace {
@@ -129,15 +130,14 @@ void BlockPool::AddReclaimer(std::weak_ptr<Reclaimer> reclaimer) {
 
 void BlockPool::Release(Block* block) noexcept {
   poison_.Fill(*block);
-  const size_t size_bytes = block->size_bytes;
   {
     std::unique_lock lock(mutex_);
-    bytes_in_use_ -= size_bytes;
+    bytes_in_use_ -= block->size_bytes;
     --blocks_in_use_;
     if (heap_.Keep(block)) return;
   }
+  GiveBack(block->data, block->size_bytes);
   BlockHeap::Delete(block);
-  trimmer_.Freed(size_bytes);
 }
 
 size_t BlockPool::bytes_in_use() const {

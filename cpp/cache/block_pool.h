@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/fork_guard.h"
-#include "base/heap_trim.h"
 #include "cache/block.h"
 #include "cache/block_faults.h"
 #include "cache/block_heap.h"
@@ -80,7 +79,6 @@ class BlockPool final : public BlockOwner,
   const size_t budget_bytes_;
   BlockPoison poison_;
   FailureInjector failures_;
-  HeapTrimmer trimmer_;
   std::mutex reclaiming_;  // held while reclaimers are asked
   mutable std::mutex mutex_;
   size_t bytes_in_use_ = 0;

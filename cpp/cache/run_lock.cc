@@ -1,7 +1,5 @@
 #include "cache/run_lock.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 
@@ -86,13 +84,13 @@ RunLock RunGate::TryLockAfter(uint64_t serial) noexcept {
 
 RunLock RunGate::Take() noexcept {
   held_ = true;
-  holder_pid_ = getpid();
+  holder_process_ = OwnProcess();
   return RunLock(this, ++serial_);
 }
 
 // Throws if there is nothing to wait for.
 void RunGate::CheckHolder(std::chrono::steady_clock::time_point since) const {
-  if (holder_pid_ != getpid()) {
+  if (holder_process_.InChild()) {
     throw Error(
         "the cache: a call was running on it when this process was forked, and "
         "runs in the parent only; expected caches in the child that no call "

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/own_process.h"
+
 namespace gkv {
 
 class RunGate;
@@ -89,7 +91,7 @@ class RunGate {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool held_ = false;
-  int holder_pid_ = 0;
+  OwnProcess holder_process_;
   uint64_t serial_ = 0;
   std::vector<Callback> waiting_;
   bool waits_for_reader_ = false;

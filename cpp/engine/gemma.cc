@@ -1,11 +1,8 @@
 #include "engine/gemma.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <list>
 #include <numeric>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -140,19 +137,19 @@ Gemma::~Gemma() = default;
 
 Gemma::Shared::~Shared() {
   // After fork() the scheduler's thread exists in the parent only.
-  if (scheduler && scheduler_pid != getpid()) (void)scheduler.release();
-  if (embedder && embedder_pid != getpid()) (void)embedder.release();
+  if (scheduler && scheduler_process.InChild()) (void)scheduler.release();
+  if (embedder && embedder_process.InChild()) (void)embedder.release();
   if (scheduler && InsideStep::Runner() != nullptr) {
     EndElsewhere(std::move(scheduler));
   }
 }
 
 const Scheduler* Gemma::Shared::own_scheduler() const {
-  return scheduler_pid == getpid() ? scheduler.get() : nullptr;
+  return scheduler_process.InChild() ? nullptr : scheduler.get();
 }
 
 const Embedder* Gemma::Shared::own_embedder() const {
-  return embedder_pid == getpid() ? embedder.get() : nullptr;
+  return embedder_process.InChild() ? nullptr : embedder.get();
 }
 
 std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
@@ -342,7 +339,7 @@ StepProfile Gemma::profile() const {
 Scheduler& Gemma::scheduler() {
   Shared& shared = *shared_;
   std::unique_lock lock(shared.mutex);
-  if (shared.scheduler && shared.scheduler_pid != getpid()) {
+  if (shared.scheduler && shared.scheduler_process.InChild()) {
     // Its threads stayed in the parent; nothing of it can be reused or freed.
     (void)shared.scheduler.release();
   }
@@ -350,7 +347,7 @@ Scheduler& Gemma::scheduler() {
     shared.scheduler = std::make_unique<Scheduler>(
         model_, num_threads_, scheduler_options_, profiled_,
         ProcessorsOf(pinned_));
-    shared.scheduler_pid = getpid();
+    shared.scheduler_process = OwnProcess();
   }
   return *shared.scheduler;
 }
@@ -358,14 +355,14 @@ Scheduler& Gemma::scheduler() {
 Embedder& Gemma::embedder() {
   Shared& shared = *shared_;
   std::unique_lock lock(shared.mutex);
-  if (shared.embedder && shared.embedder_pid != getpid()) {
+  if (shared.embedder && shared.embedder_process.InChild()) {
     (void)shared.embedder.release();
   }
   if (!shared.embedder) {
     shared.embedder =
         std::make_unique<Embedder>(model_, num_threads_, profiled_,
                                    ProcessorsOf(pinned_));
-    shared.embedder_pid = getpid();
+    shared.embedder_process = OwnProcess();
   }
   return *shared.embedder;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/fork_guard.h"
+#include "base/own_process.h"
 #include "base/processors.h"
 #include "cache/kv_cache.h"
 #include "engine/constraint.h"
@@ -197,9 +198,9 @@ class Gemma {
     mutable std::mutex mutex;  // guards what follows
     std::shared_ptr<const TokenText> token_text;
     std::unique_ptr<Scheduler> scheduler;
-    int scheduler_pid = 0;
+    OwnProcess scheduler_process;
     std::unique_ptr<Embedder> embedder;
-    int embedder_pid = 0;
+    OwnProcess embedder_process;
     const ForkGuard guard{mutex};
   };
 

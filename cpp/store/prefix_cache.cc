@@ -135,7 +135,7 @@ bool PrefixCache::Flush(std::chrono::nanoseconds time_out) {
 
 // The locks of tiers may be held for ever in a child of fork().
 void PrefixCache::CheckTiers() const {
-  if (pid_ == getpid()) return;
+  if (!process_.InChild()) return;
   throw Error(
       "prefix cache: the process that was forked has its tiers; expected a "
       "prefix cache that this process made");

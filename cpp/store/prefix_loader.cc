@@ -74,7 +74,7 @@ std::shared_ptr<PrefixFetch> PrefixLoader::Fetch(PrefixRequest request) {
   auto fetch = std::make_shared<PrefixFetch>(std::move(request), time_out_);
   {
     const std::lock_guard lock(mutex_);
-    if (closing_ || pid_ != getpid()) return nullptr;
+    if (closing_ || process_.InChild()) return nullptr;
     LeaveHung();
     bool any = false;
     for (size_t t = 0; t < tiers_.size(); ++t) any = any || Usable(t, now);
@@ -516,7 +516,7 @@ bool PrefixLoader::TryPoint(Hand& hand, PrefixFetch& fetch,
 bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
                           size_t& freed) {
   std::vector<std::shared_ptr<PrefixFetch>> fetches;
-  if (pid_ != getpid()) return false;  // a thread that is gone may lock one
+  if (process_.InChild()) return false;  // a thread that is gone may lock one
   {
     const std::lock_guard lock(mutex_);
     for (const auto& weak : fetches_) {
@@ -551,7 +551,7 @@ bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
 }
 
 void PrefixLoader::Close(Clock::time_point until) {
-  if (pid_ != getpid()) return;
+  if (process_.InChild()) return;
   std::deque<std::shared_ptr<PrefixFetch>> left;
   {
     const std::lock_guard lock(mutex_);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/fork_guard.h"
+#include "base/own_process.h"
 #include "base/worker.h"
 #include "store/block_store.h"
 #include "store/object_chain.h"
@@ -188,7 +189,7 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
   std::vector<Pace> paces_;
   bool closing_ = false;
   PrefixLoaderStats stats_;
-  const pid_t pid_ = getpid();  // of the process that the threads are in
+  const OwnProcess process_;  // that the threads are in
   const ForkGuard guard_{mutex_};
 };
 
