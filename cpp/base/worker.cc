@@ -1,13 +1,11 @@
 #include "base/worker.h"
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <system_error>
 #include <thread>
 #include <utility>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/own_process.h"
 #include "base/processors.h"
 
@@ -15,17 +13,18 @@ namespace gkv {
 
 struct Worker::State {
   // Whether nothing is left to be run, or to be waited for.
-  bool Idle() const { return abandoned || (tasks.empty() && !running); }
+  bool Idle() const REQUIRES(mutex) {
+    return abandoned || (tasks.empty() && !running);
+  }
 
   const OwnProcess process;
-  std::mutex mutex;  // guards what follows
-  std::condition_variable changed;
-  std::deque<Task> tasks;  // that have not begun
-  bool running = false;    // a task
-  bool stopping = false;
-  bool abandoned = false;
-  std::thread thread;
-  const ForkGuard guard{mutex, &changed};
+  Mutex mutex{AtFork::kWaits};
+  Condition changed{mutex};
+  std::deque<Task> tasks GUARDED_BY(mutex);  // that have not begun
+  bool running GUARDED_BY(mutex) = false;    // a task
+  bool stopping GUARDED_BY(mutex) = false;
+  bool abandoned GUARDED_BY(mutex) = false;
+  std::thread thread GUARDED_BY(mutex);
 };
 
 Worker::Worker() : state_(std::make_shared<State>()) {}
@@ -38,10 +37,10 @@ Worker::~Worker() {
     return;
   }
   {
-    const std::lock_guard lock(state.mutex);
+    const MutexLock lock(state.mutex);
     state.stopping = true;
   }
-  state.changed.notify_all();
+  state.changed.NotifyAll();
   if (state.thread.joinable()) state.thread.join();
 }
 
@@ -55,7 +54,7 @@ void Worker::Post(Task task) {
         "a thread of the process that was forked");
   }
   {
-    const std::lock_guard lock(state.mutex);
+    const MutexLock lock(state.mutex);
     state.tasks.push_back(std::move(task));
     if (!state.thread.joinable()) {
       try {
@@ -68,40 +67,43 @@ void Worker::Post(Task task) {
       }
     }
   }
-  state.changed.notify_all();
+  state.changed.NotifyAll();
 }
 
 void Worker::Loop(const std::shared_ptr<State>& shared) {
   State& state = *shared;
-  std::unique_lock lock(state.mutex);
+  MutexLock lock(state.mutex);
   while (true) {
-    state.changed.wait(
-        lock, [&] { return state.stopping || !state.tasks.empty(); });
+    while (!state.stopping && state.tasks.empty()) state.changed.Wait(lock);
     if (state.tasks.empty()) return;
     Task task = std::move(state.tasks.front());
     state.tasks.pop_front();
     state.running = true;
-    lock.unlock();
+    lock.Unlock();
     task();
     task = nullptr;  // before anybody hears that it has run
-    lock.lock();
+    lock.Lock();
     state.running = false;
     if (state.abandoned) return;
-    if (state.tasks.empty()) state.changed.notify_all();
+    if (state.tasks.empty()) state.changed.NotifyAll();
   }
 }
 
 void Worker::Wait() noexcept {
   if (in_child()) return;
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->Idle(); });
+  State& state = *state_;
+  MutexLock lock(state.mutex);
+  while (!state.Idle()) state.changed.Wait(lock);
 }
 
 bool Worker::Wait(Clock::time_point until) noexcept {
   if (in_child()) return true;
-  std::unique_lock lock(state_->mutex);
-  return state_->changed.wait_until(lock, until,
-                                    [&] { return state_->Idle(); });
+  State& state = *state_;
+  MutexLock lock(state.mutex);
+  while (!state.Idle()) {
+    if (!state.changed.WaitUntil(lock, until)) return state.Idle();
+  }
+  return true;
 }
 
 void Worker::Abandon() noexcept {
@@ -109,12 +111,12 @@ void Worker::Abandon() noexcept {
   State& state = *state_;
   std::deque<Task> dropped;  // destroyed after the lock is released
   {
-    const std::lock_guard lock(state.mutex);
+    const MutexLock lock(state.mutex);
     state.stopping = state.abandoned = true;
     state.tasks.swap(dropped);
     if (state.thread.joinable()) state.thread.detach();
   }
-  state.changed.notify_all();
+  state.changed.NotifyAll();
 }
 
 void RunElsewhere(Worker::Task task) {

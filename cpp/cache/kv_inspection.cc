@@ -18,7 +18,7 @@ constexpr size_t kAll = std::numeric_limits<size_t>::max();
 }  // namespace
 
 std::pair<size_t, size_t> KVCache::HeldRange(size_t layer) const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   return state_.groups[layout_->group_of(layer)]->Held();
 }
 
@@ -27,7 +27,7 @@ size_t KVCache::LayerBytes(size_t layer) const {
   if (spec.shares) return 0;
   std::vector<const Block*> blocks;
   {
-    std::unique_lock lock(state_mutex_);
+    MutexLock lock(state_mutex_);
     state_.groups[layout_->group_of(layer)]->AddBlocks(blocks);
   }
   const size_t bytes = spec.kind == LayerKind::kRecurrent

@@ -268,17 +268,17 @@ std::shared_ptr<Gemma> Gemma::WithDraft(
 }
 
 std::shared_ptr<const TokenText> Gemma::token_text() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   return shared_->token_text;
 }
 
 void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   shared_->token_text = std::move(text);
 }
 
 size_t Gemma::steps() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   const Embedder* const embedder = shared_->own_embedder();
   return (scheduler ? scheduler->steps() : 0) +
@@ -286,25 +286,25 @@ size_t Gemma::steps() const {
 }
 
 size_t Gemma::parallel_loops() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   return scheduler ? scheduler->parallel_loops() : 0;
 }
 
 size_t Gemma::draft_rows() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   return scheduler ? scheduler->draft_rows() : 0;
 }
 
 size_t Gemma::looks() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   return scheduler ? scheduler->looks() : 0;
 }
 
 size_t Gemma::preemptions() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   return scheduler ? scheduler->preemptions() : 0;
 }
@@ -324,7 +324,7 @@ StepProfile Gemma::profile() const {
         "with profile");
   }
   constexpr auto kEmbedding = static_cast<size_t>(StepPhase::kEmbedding);
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   StepProfile profile;
   // Those of a parent may be locked for ever.
   if (const Scheduler* const scheduler = shared_->own_scheduler()) {
@@ -338,7 +338,7 @@ StepProfile Gemma::profile() const {
 
 Scheduler& Gemma::scheduler() {
   Shared& shared = *shared_;
-  std::unique_lock lock(shared.mutex);
+  MutexLock lock(shared.mutex);
   if (shared.scheduler && shared.scheduler_process.InChild()) {
     // Its threads stayed in the parent; nothing of it can be reused or freed.
     (void)shared.scheduler.release();
@@ -354,7 +354,7 @@ Scheduler& Gemma::scheduler() {
 
 Embedder& Gemma::embedder() {
   Shared& shared = *shared_;
-  std::unique_lock lock(shared.mutex);
+  MutexLock lock(shared.mutex);
   if (shared.embedder && shared.embedder_process.InChild()) {
     (void)shared.embedder.release();
   }

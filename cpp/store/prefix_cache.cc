@@ -1,7 +1,6 @@
 #include "store/prefix_cache.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <iterator>
 #include <new>
 #include <optional>
@@ -101,7 +100,7 @@ PrefixCache::PrefixCache(size_t ram_bytes, PrefixTiers tiers,
 }
 
 void PrefixCache::Count(size_t prompt_tokens, const PrefixHit& hit) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.requests;
   stats_.prompt_tokens += prompt_tokens;
   stats_.tokens.ram += hit.ram;
@@ -114,7 +113,7 @@ void PrefixCache::Count(size_t prompt_tokens, const PrefixHit& hit) {
 PrefixStats PrefixCache::stats() const {
   PrefixStats stats;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stats = stats_;
   }
   stats.ram = index_->stats();
@@ -155,17 +154,17 @@ class PrefixCache::Clearing {
     const bool full = running->fetch_add(1) >= kMostClearing;
     std::shared_ptr<void> place(nullptr, [running](void*) { --*running; });
     if (full) return;
-    const std::lock_guard lock(self->mutex_);
+    const MutexLock lock(self->mutex_);
     try {
       RunElsewhere([self, tier, store = std::move(store),
                      place = std::move(place)]() mutable {
         const Cleared result = store->Clear(nullptr);
         store.reset();
         place.reset();
-        const std::lock_guard lock(self->mutex_);
+        const MutexLock lock(self->mutex_);
         self->results_[tier] = result;
         --self->pending_;
-        self->changed_.notify_all();
+        self->changed_.NotifyAll();
       });
       ++self->pending_;
     } catch (const std::exception&) {
@@ -175,18 +174,19 @@ class PrefixCache::Clearing {
 
   // By tier; none where there was no answer.
   std::vector<std::optional<Cleared>> Wait(Clock::time_point until) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, until, [&] { return pending_ == 0; });
+    MutexLock lock(mutex_);
+    while (pending_ != 0 && changed_.WaitUntil(lock, until)) {
+    }
     return results_;
   }
 
  private:
   static constexpr size_t kMostClearing = 16;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  size_t pending_ = 0;
-  std::vector<std::optional<Cleared>> results_;
+  Mutex mutex_{AtFork::kLeaves};
+  Condition changed_{mutex_};
+  size_t pending_ GUARDED_BY(mutex_) = 0;
+  std::vector<std::optional<Cleared>> results_ GUARDED_BY(mutex_);
 };
 
 void PrefixCache::Clear(std::chrono::nanoseconds time_out) {

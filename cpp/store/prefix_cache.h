@@ -7,11 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/own_process.h"
 #include "cache/kv_cache.h"
 #include "gemmakv/options.h"
@@ -123,9 +122,8 @@ class PrefixCache {
   const std::shared_ptr<std::atomic<size_t>> clearing_ =
       std::make_shared<std::atomic<size_t>>(0);
   const OwnProcess process_;
-  mutable std::mutex mutex_;  // guards what follows
-  PrefixStats stats_;
-  const ForkGuard guard_{mutex_};
+  mutable Mutex mutex_{AtFork::kWaits};
+  PrefixStats stats_ GUARDED_BY(mutex_);
 };
 
 // What may be taken over for some tokens.

@@ -43,12 +43,12 @@ size_t PageBytes(const KvLayout& layout) {
 }  // namespace
 
 void PrefixFetch::Wait() {
-  std::unique_lock lock(mutex_);
-  while (pending()) changed_.wait_until(lock, deadline());
+  MutexLock lock(mutex_);
+  while (pending()) changed_.WaitUntil(lock, deadline());
 }
 
 PrefixNews PrefixFetch::Take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return done() && !given_up_ ? std::exchange(found_, {}) : PrefixNews();
 }
 
@@ -64,7 +64,6 @@ PrefixLoader::PrefixLoader(std::shared_ptr<PrefixIndex> index,
       weighs_(weighs),
       paces_(tiers_.size()) {}
 
-// Requires: mutex_ is held.
 bool PrefixLoader::Usable(size_t tier, Clock::time_point now) const {
   return paces_[tier].hung == 0 && paces_[tier].suspended_until <= now;
 }
@@ -73,7 +72,7 @@ std::shared_ptr<PrefixFetch> PrefixLoader::Fetch(PrefixRequest request) {
   const Clock::time_point now = Clock::now();
   auto fetch = std::make_shared<PrefixFetch>(std::move(request), time_out_);
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (closing_ || process_.InChild()) return nullptr;
     LeaveHung();
     bool any = false;
@@ -95,7 +94,6 @@ std::shared_ptr<PrefixFetch> PrefixLoader::Fetch(PrefixRequest request) {
 
 // Has workers that do nothing look for fetches, as many as there are fetches.
 // Throws std::bad_alloc and std::system_error if no worker looks then.
-// Requires: mutex_ is held.
 void PrefixLoader::Dispatch() {
   std::erase_if(hands_, [](Hand& hand) {
     return hand.lost && hand.worker.Wait(Clock::time_point());
@@ -129,14 +127,13 @@ void PrefixLoader::Dispatch() {
 
 void PrefixLoader::TimedOut(PrefixFetch& fetch) {
   fetch.Abandon();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.timeouts;
   std::erase_if(queue_, [&](const auto& f) { return f.get() == &fetch; });
   LeaveHung();
 }
 
 // Has another worker work in the place of each that a tier does not answer.
-// Requires: mutex_ is held.
 void PrefixLoader::LeaveHung() {
   const Clock::time_point now = Clock::now();
   for (Hand& hand : hands_) {
@@ -157,7 +154,7 @@ void PrefixLoader::LeaveHung() {
 }
 
 // One after the other where they begin alike: the second finds in RAM what the
-// first one loads. Requires: mutex_ is held.
+// first one loads.
 std::shared_ptr<PrefixFetch> PrefixLoader::NextFetch() {
   const auto alike = [](const PrefixFetch& a, const PrefixFetch& b) {
     const size_t size = std::min(
@@ -183,13 +180,13 @@ std::shared_ptr<PrefixFetch> PrefixLoader::NextFetch() {
 
 // Takes fetches from the queue until none is left that it may take.
 void PrefixLoader::RunQueue(Hand& hand) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   while (!closing_ && !hand.lost) {
     std::shared_ptr<PrefixFetch> fetch = NextFetch();
     if (!fetch) break;
     hand.fetch = fetch.get();
     fetch->NoteProgress();
-    lock.unlock();
+    lock.Unlock();
     bool failed = false;
     try {
       Run(hand, *fetch);
@@ -197,12 +194,12 @@ void PrefixLoader::RunQueue(Hand& hand) {
       failed = true;  // no memory; it is computed
     }
     Finish(*fetch, failed);
-    lock.lock();
+    lock.Lock();
     stats_.failed += failed;
     hand.fetch = nullptr;
-    lock.unlock();
+    lock.Unlock();
     fetch.reset();
-    lock.lock();
+    lock.Lock();
     if (closing_ || queue_.empty()) continue;
     try {
       Dispatch();  // of those that begin alike, several may go on now
@@ -215,14 +212,14 @@ void PrefixLoader::RunQueue(Hand& hand) {
 
 void PrefixLoader::Finish(PrefixFetch& fetch, bool failed) {
   {
-    const std::lock_guard lock(fetch.mutex_);
+    const MutexLock lock(fetch.mutex_);
     if (fetch.found_.points.empty() && fetch.found_.pages.empty()) {
       fetch.found_ = {};
     }
     if (failed) fetch.given_up_ = true;
     fetch.done_.store(true, std::memory_order_release);
   }
-  fetch.changed_.notify_all();
+  fetch.changed_.NotifyAll();
   if (!fetch.abandoned_ && fetch.request_.on_done) fetch.request_.on_done();
 }
 
@@ -230,7 +227,7 @@ void PrefixLoader::Finish(PrefixFetch& fetch, bool failed) {
 template <typename Fn>
 bool PrefixLoader::Ask(Hand& hand, size_t tier, const Fn& ask) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (closing_ || hand.lost || hand.fetch->abandoned_) return false;
     if (!Usable(tier, Clock::now())) return true;
     hand.calling = tier + 1;
@@ -238,7 +235,7 @@ bool PrefixLoader::Ask(Hand& hand, size_t tier, const Fn& ask) {
     hand.fetch->NoteProgress();  // so it is left not before that
   }
   const auto end = [&] {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     hand.calling = 0;
     if (!hand.lost) {
       // Those that wait for their turn see that it goes on.
@@ -259,13 +256,13 @@ bool PrefixLoader::Ask(Hand& hand, size_t tier, const Fn& ask) {
 }
 
 void PrefixLoader::NoteLatency(size_t tier, double seconds) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   double& latency = paces_[tier].stats.latency;
   latency = latency == 0 ? seconds : latency + kWeight * (seconds - latency);
 }
 
 void PrefixLoader::NoteRate(size_t tier, double seconds, size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   PrefixTierStats& stats = paces_[tier].stats;
   const double rate = static_cast<double>(bytes) /
                       std::max(seconds - stats.latency, seconds / 16 + 1e-9);
@@ -282,7 +279,7 @@ bool PrefixLoader::WorthIt(PrefixFetch& fetch, size_t tier, size_t begin,
   const auto bytes = static_cast<double>(
       (position - begin) * layout.bytes_per_token(LayerKind::kFull) +
       layout.checkpoint_bytes());
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   PrefixTierStats& stats = paces_[tier].stats;
   double seconds = 2 * stats.latency;
   if (stats.rate > 0) seconds += bytes / stats.rate;
@@ -344,7 +341,7 @@ void PrefixLoader::Run(Hand& hand, PrefixFetch& fetch) {
     if (!WorthIt(fetch, where[i], first, candidates[i])) return;
     ++attempts;
     if (TryPoint(hand, fetch, chain, candidates[i], first)) return;
-    const std::lock_guard lock(fetch.mutex_);
+    const MutexLock lock(fetch.mutex_);
     if (fetch.given_up_) return;
     fetch.found_ = {};
   }
@@ -393,7 +390,7 @@ std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
       }
     }
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       paces_[t].stats.loads += loads;
       paces_[t].stats.damaged += damaged.size();
     }
@@ -413,7 +410,7 @@ std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
 // False if it was given up.
 bool PrefixLoader::Keep(PrefixFetch& fetch, bool point, size_t end,
                         PrefixPart part) {
-  const std::lock_guard lock(fetch.mutex_);
+  const MutexLock lock(fetch.mutex_);
   if (fetch.given_up_) return false;
   auto& entries = point ? fetch.found_.points : fetch.found_.pages;
   entries.push_back({end, std::move(part)});
@@ -499,7 +496,7 @@ bool PrefixLoader::TryPoint(Hand& hand, PrefixFetch& fetch,
   }
   PrefixNews news;
   {
-    const std::lock_guard lock(fetch.mutex_);
+    const MutexLock lock(fetch.mutex_);
     if (fetch.given_up_) return false;
     if (!has_full) fetch.found_.pages = std::move(entries);
     std::sort(fetch.found_.pages.begin(), fetch.found_.pages.end(),
@@ -508,7 +505,7 @@ bool PrefixLoader::TryPoint(Hand& hand, PrefixFetch& fetch,
   }
   index_->Add(request.id.Root(*layout), request.pool, request.tokens, news,
               request.seconds);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.hits;
   return true;
 }
@@ -518,7 +515,7 @@ bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
   std::vector<std::shared_ptr<PrefixFetch>> fetches;
   if (process_.InChild()) return false;  // a thread that is gone may lock one
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& weak : fetches_) {
       if (auto fetch = weak.lock()) fetches.push_back(std::move(fetch));
     }
@@ -529,7 +526,7 @@ bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
     if (given >= bytes) break;
     PrefixNews victim;
     {
-      const std::lock_guard lock(fetch->mutex_);
+      const MutexLock lock(fetch->mutex_);
       bool holds = false;
       ForBlocks(fetch->found_, [&](const Block* block) {
         holds = holds || block->owner.get() == owner;
@@ -553,20 +550,21 @@ bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
 void PrefixLoader::Close(Clock::time_point until) {
   if (process_.InChild()) return;
   std::deque<std::shared_ptr<PrefixFetch>> left;
+  std::list<Hand>* hands = nullptr;  // none comes and none goes from now on
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     closing_ = true;
     left.swap(queue_);
+    hands = &hands_;
   }
   for (const auto& fetch : left) Finish(*fetch, false);
-  // None comes and none goes from now on.
-  for (Hand& hand : hands_) {
+  for (Hand& hand : *hands) {
     if (!hand.worker.Wait(until)) hand.worker.Abandon();
   }
 }
 
 PrefixLoaderStats PrefixLoader::stats() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   PrefixLoaderStats stats = stats_;
   for (const Pace& pace : paces_) stats.tiers.push_back(pace.stats);
   return stats;

@@ -3,19 +3,17 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/own_process.h"
 #include "base/worker.h"
 #include "store/block_store.h"
@@ -78,10 +76,10 @@ class PrefixFetch {
   std::atomic<bool> abandoned_ = false;
   std::atomic<bool> cheaper_ = false;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  bool given_up_ = false;
-  PrefixNews found_;
+  Mutex mutex_{AtFork::kLeaves};
+  Condition changed_{mutex_};
+  bool given_up_ GUARDED_BY(mutex_) = false;
+  PrefixNews found_ GUARDED_BY(mutex_);
 };
 
 struct PrefixTierStats {
@@ -157,11 +155,11 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
     Clock::time_point suspended_until{};
   };
 
-  void Dispatch();
+  void Dispatch() REQUIRES(mutex_);
   void RunQueue(Hand& hand);
   void Finish(PrefixFetch& fetch, bool failed);
-  void LeaveHung();
-  std::shared_ptr<PrefixFetch> NextFetch();
+  void LeaveHung() REQUIRES(mutex_);
+  std::shared_ptr<PrefixFetch> NextFetch() REQUIRES(mutex_);
   void Run(Hand& hand, PrefixFetch& fetch);
   bool TryPoint(Hand& hand, PrefixFetch& fetch, const ObjectChain& chain,
                 size_t position, size_t begin);
@@ -169,7 +167,7 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
                                             std::span<const Wanted> wanted);
   bool Keep(PrefixFetch& fetch, bool point, size_t end, PrefixPart part);
   bool WorthIt(PrefixFetch& fetch, size_t tier, size_t begin, size_t position);
-  bool Usable(size_t tier, Clock::time_point now) const;
+  bool Usable(size_t tier, Clock::time_point now) const REQUIRES(mutex_);
   template <typename Fn>
   bool Ask(Hand& hand, size_t tier, const Fn& ask);
   void NoteLatency(size_t tier, double seconds);
@@ -182,15 +180,16 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
   const std::chrono::milliseconds time_out_;
   const bool weighs_;
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::deque<std::shared_ptr<PrefixFetch>> queue_;
-  std::vector<std::weak_ptr<PrefixFetch>> fetches_;  // that may hold blocks
-  std::list<Hand> hands_;  // two, and those that are lost
-  std::vector<Pace> paces_;
-  bool closing_ = false;
-  PrefixLoaderStats stats_;
+  mutable Mutex mutex_{AtFork::kWaits};
+  std::deque<std::shared_ptr<PrefixFetch>> queue_ GUARDED_BY(mutex_);
+  // That may hold blocks.
+  std::vector<std::weak_ptr<PrefixFetch>> fetches_ GUARDED_BY(mutex_);
+  // Two, and those that are lost.
+  std::list<Hand> hands_ GUARDED_BY(mutex_);
+  std::vector<Pace> paces_ GUARDED_BY(mutex_);
+  bool closing_ GUARDED_BY(mutex_) = false;
+  PrefixLoaderStats stats_ GUARDED_BY(mutex_);
   const OwnProcess process_;  // that the threads are in
-  const ForkGuard guard_{mutex_};
 };
 
 }  // namespace gkv

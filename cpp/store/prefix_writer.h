@@ -2,17 +2,15 @@
 #define GEMMAKV_STORE_PREFIX_WRITER_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/worker.h"
 #include "store/block_store.h"
 #include "store/object_chain.h"
@@ -86,22 +84,23 @@ class PrefixWriter : public std::enable_shared_from_this<PrefixWriter> {
   void Put(const ObjectKey& key, const StoredBytes& object,
            std::span<const uint8_t> to);
   void Enqueue(std::unique_ptr<Job> job);
-  void MakeRoom(std::vector<std::unique_ptr<Job>>& victims);
+  void MakeRoom(std::vector<std::unique_ptr<Job>>& victims) REQUIRES(mutex_);
 
   const std::shared_ptr<PrefixIndex> index_;
   const PrefixTiers tiers_;
   const size_t max_bytes_;
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::deque<std::unique_ptr<Job>> queue_;
-  Job* current_ = nullptr;  // that the worker is at
-  bool encoding_ = false;   // the worker refers to blocks
-  bool busy_ = false;       // the worker looks at the queue, or is going to
-  bool closed_ = false;
-  bool left_ = false;  // the worker was, in a tier that does not answer
-  PrefixWriterStats stats_;
-  const ForkGuard guard_{mutex_, &changed_};
+  mutable Mutex mutex_{AtFork::kWaits};
+  Condition changed_{mutex_};
+  std::deque<std::unique_ptr<Job>> queue_ GUARDED_BY(mutex_);
+  Job* current_ GUARDED_BY(mutex_) = nullptr;  // that the worker is at
+  bool encoding_ GUARDED_BY(mutex_) = false;   // the worker refers to blocks
+  // The worker looks at the queue, or is going to.
+  bool busy_ GUARDED_BY(mutex_) = false;
+  bool closed_ GUARDED_BY(mutex_) = false;
+  // The worker was, in a tier that does not answer.
+  bool left_ GUARDED_BY(mutex_) = false;
+  PrefixWriterStats stats_ GUARDED_BY(mutex_);
 
   Worker worker_;  // its task shares this object
 };
