@@ -1,19 +1,17 @@
 #include "base/heap_trim.h"
 
+#include <cstdint>
 #include <cstdlib>  // defines __GLIBC__ where it applies
 
 #ifdef __GLIBC__
 #include <malloc.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "base/rounding.h"
 #endif
 
 namespace gkv {
-namespace {
-
-// The C library keeps freed memory for itself; after so many bytes it is told
-// to give it to the system. Takes about a millisecond.
-constexpr size_t kTrimBytes = size_t{32} << 20;
-
-}  // namespace
 
 void TrimHeap() {
 #ifdef __GLIBC__
@@ -21,11 +19,16 @@ void TrimHeap() {
 #endif
 }
 
-void HeapTrimmer::Freed(size_t bytes) noexcept {
-  const size_t before = untrimmed_bytes_.fetch_add(bytes);
-  if (before + bytes < kTrimBytes) return;
-  untrimmed_bytes_ = 0;
-  TrimHeap();
+void GiveBack([[maybe_unused]] void* data,
+              [[maybe_unused]] size_t bytes) noexcept {
+#ifdef __GLIBC__
+  static const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const size_t skipped = RoundUp(address, page) - address;
+  if (bytes < skipped + page) return;
+  (void)madvise(static_cast<uint8_t*>(data) + skipped,
+                (bytes - skipped) / page * page, MADV_DONTNEED);
+#endif
 }
 
 }  // namespace gkv

@@ -10,12 +10,11 @@
 #include <cstring>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <system_error>
 #include <tuple>
 
 #include "base/error.h"
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 
 namespace gkv {
 namespace {
@@ -77,9 +76,8 @@ int NodeOf(const std::string& folder) {
 // How many models' threads each processor has. Never destroyed: models may
 // outlive what is static.
 struct Users {
-  std::mutex mutex;  // guards what follows
-  std::map<int, size_t> of;
-  const ForkGuard guard{mutex};
+  Mutex mutex{AtFork::kWaits};
+  std::map<int, size_t> of GUARDED_BY(mutex);
 
   static Users& Get() {
     static Users& users = *new Users;
@@ -132,19 +130,18 @@ std::vector<Processor> PlacementOrder(std::vector<Processor> processors) {
   return order;
 }
 
-PinnedProcessors::PinnedProcessors(size_t threads, std::vector<Processor> order)
-    : pid_(getpid()) {
+PinnedProcessors::PinnedProcessors(size_t threads,
+                                   std::vector<Processor> order) {
   if (threads > order.size()) {
     throw InvalidArgument(StrCat(
         "threads is ", threads, " with pin_threads, expected at most ",
         order.size(), ", the processors that this process may use"));
   }
   Users& users = Users::Get();
-  const std::lock_guard lock(users.mutex);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](const Processor& a, const Processor& b) {
-                     return users.of[a.id] < users.of[b.id];
-                   });
+  const MutexLock lock(users.mutex);
+  const auto has_fewer = [&](const Processor& a, const Processor& b)
+      REQUIRES(users.mutex) { return users.of[a.id] < users.of[b.id]; };
+  std::stable_sort(order.begin(), order.end(), has_fewer);
   order.resize(threads);
   processors_ = std::move(order);
   for (const Processor& p : processors_) ++users.of[p.id];
@@ -152,12 +149,12 @@ PinnedProcessors::PinnedProcessors(size_t threads, std::vector<Processor> order)
 
 PinnedProcessors::~PinnedProcessors() {
   Users& users = Users::Get();
-  const std::lock_guard lock(users.mutex);
+  const MutexLock lock(users.mutex);
   for (const Processor& p : processors_) --users.of[p.id];
 }
 
 std::span<const Processor> PinnedProcessors::processors() const {
-  if (getpid() != pid_) return {};
+  if (process_.InChild()) return {};
   return processors_;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/own_process.h"
 #include "gemmakv/threads.h"
 
 namespace gkv {
@@ -50,7 +51,7 @@ class PinnedProcessors {
 
  private:
   std::vector<Processor> processors_;
-  pid_t pid_;
+  const OwnProcess process_;
 };
 
 // Confines a thread to one processor; 0, or what the system refused it with.

@@ -35,7 +35,7 @@ void StepClock::Charge() {
 
 void StepClock::Add(StepPhase phase, size_t steps, size_t rows) {
   Charge();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Sums& sums = sums_[static_cast<size_t>(phase)];
   sums.steps += steps;
   sums.rows += rows;
@@ -50,7 +50,7 @@ void StepClock::Add(StepPhase phase, size_t steps, size_t rows) {
 
 StepProfile StepClock::profile() const {
   StepProfile profile;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (size_t p = 0; p < kStepPhases; ++p) {
     const Sums& sums = sums_[p];
     PhaseProfile& phase = profile.phases[p];

@@ -5,8 +5,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
+#include "base/mutex.h"
 #include "gemmakv/profile.h"
 
 namespace gkv {
@@ -88,8 +88,8 @@ class StepClock {
   Nanoseconds parallel_ns_ = {};
   Nanoseconds serial_ns_ = {};
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::array<Sums, kStepPhases> sums_ = {};
+  mutable Mutex mutex_{AtFork::kLeaves};
+  std::array<Sums, kStepPhases> sums_ GUARDED_BY(mutex_) = {};
 };
 
 }  // namespace gkv

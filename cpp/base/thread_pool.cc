@@ -1,7 +1,5 @@
 #include "base/thread_pool.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -15,6 +13,7 @@
 #include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/fp_environment.h"
+#include "base/own_process.h"
 #include "base/processors.h"
 
 namespace gkv {
@@ -63,7 +62,7 @@ struct ThreadPool::Shared {
       : may_spin(pinned || num_threads <= AvailableProcessors()) {}
 
   const bool may_spin;
-  const pid_t pid = getpid();
+  const OwnProcess process;
   std::atomic<uint64_t> claim{0};  // epoch << 32 | next task
   std::atomic<uint32_t> num_tasks{0};
   std::atomic<uint32_t> unfinished{0};
@@ -178,7 +177,7 @@ ThreadPool::ThreadPool(size_t num_threads,
 }
 
 ThreadPool::~ThreadPool() {
-  if (getpid() != shared_->pid) {
+  if (shared_->process.InChild()) {
     // In a child of fork() the threads do not exist and cannot be joined.
     (void)shared_.release();
     return;
@@ -188,7 +187,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
   Shared& s = *shared_;
-  if (num_threads_ == 1 || num_tasks <= 1 || getpid() != s.pid) {
+  if (num_threads_ == 1 || num_tasks <= 1 || s.process.InChild()) {
     for (size_t task = 0; task < num_tasks; ++task) call(fn, task, 0);
     return;
   }

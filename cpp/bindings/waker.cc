@@ -25,7 +25,7 @@ Waker::~Waker() {
 
 // One byte is in the pipe exactly while there is news.
 std::vector<uint64_t> Waker::Take() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::vector<uint64_t> news(news_);
   if (news.empty()) return news;
   char byte;
@@ -39,7 +39,7 @@ std::vector<uint64_t> Waker::Take() {
 }
 
 std::shared_ptr<Waker::Line> Waker::AddLine() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(lines_, [](const auto& line) { return line.expired(); });
   auto line = std::make_shared<Line>(Line{next_key_++});
   lines_.push_back(line);
@@ -48,7 +48,7 @@ std::shared_ptr<Waker::Line> Waker::AddLine() {
 }
 
 void Waker::Ring(Line& line) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (std::exchange(line.rang, true)) return;
   news_.push_back(line.key);
   if (news_.size() > 1) return;

@@ -5,10 +5,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 
 namespace gkv {
 
@@ -35,13 +34,12 @@ class Waker : public std::enable_shared_from_this<Waker> {
   std::shared_ptr<Line> AddLine();
   void Ring(Line& line) noexcept;
 
-  std::mutex mutex_;  // guards what follows
   int fds_[2];
-  uint64_t next_key_ = 0;
+  Mutex mutex_{AtFork::kWaits};
+  uint64_t next_key_ GUARDED_BY(mutex_) = 0;
   // With room for all lines that there are, so that ringing allocates nothing.
-  std::vector<uint64_t> news_;
-  std::vector<std::weak_ptr<Line>> lines_;
-  const ForkGuard guard_{mutex_};
+  std::vector<uint64_t> news_ GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Line>> lines_ GUARDED_BY(mutex_);
 };
 
 // Of one call that a loop waits for.

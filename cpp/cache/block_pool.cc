@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/heap_trim.h"
 
 namespace gkv {
 namespace {
@@ -43,7 +44,7 @@ BlockRef BlockPool::Acquire(size_t size_bytes) {
 }
 
 Block* BlockPool::TryAcquire(size_t size_bytes, size_t& missing) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   size_t room = std::numeric_limits<size_t>::max();
   if (budget_bytes_ != 0) {
     if (bytes_in_use_ + size_bytes > budget_bytes_) {
@@ -67,7 +68,7 @@ Block* BlockPool::TryAcquire(size_t size_bytes, size_t& missing) {
 Block* BlockPool::AcquireReclaimed(size_t size_bytes) {
   // For more than there can ever be nothing is given up.
   const bool hopeless = budget_bytes_ != 0 && size_bytes > budget_bytes_;
-  std::unique_lock turn(reclaiming_);
+  MutexLock turn(reclaiming_);
   for (int reclaims = 0;; ++reclaims) {
     size_t missing = 0;
     Block* const block = TryAcquire(size_bytes, missing);
@@ -98,7 +99,7 @@ void BlockPool::ThrowFull(size_t size_bytes) const {
 }
 
 std::vector<std::weak_ptr<Reclaimer>> BlockPool::reclaimers() const {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   return reclaimers_;
 }
 
@@ -119,7 +120,7 @@ size_t BlockPool::Reclaim(size_t bytes) {
 }
 
 void BlockPool::AddReclaimer(std::weak_ptr<Reclaimer> reclaimer) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (reclaimers_.size() == reclaimers_.capacity()) {
     std::erase_if(reclaimers_, [](const auto& r) { return r.expired(); });
     reclaimers_.reserve(2 * reclaimers_.size() + 1);
@@ -129,24 +130,23 @@ void BlockPool::AddReclaimer(std::weak_ptr<Reclaimer> reclaimer) {
 
 void BlockPool::Release(Block* block) noexcept {
   poison_.Fill(*block);
-  const size_t size_bytes = block->size_bytes;
   {
-    std::unique_lock lock(mutex_);
-    bytes_in_use_ -= size_bytes;
+    MutexLock lock(mutex_);
+    bytes_in_use_ -= block->size_bytes;
     --blocks_in_use_;
     if (heap_.Keep(block)) return;
   }
+  GiveBack(block->data, block->size_bytes);
   BlockHeap::Delete(block);
-  trimmer_.Freed(size_bytes);
 }
 
 size_t BlockPool::bytes_in_use() const {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   return bytes_in_use_;
 }
 
 size_t BlockPool::blocks_in_use() const {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   return blocks_in_use_;
 }
 

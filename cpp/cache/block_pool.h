@@ -3,11 +3,9 @@
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <vector>
 
-#include "base/fork_guard.h"
-#include "base/heap_trim.h"
+#include "base/mutex.h"
 #include "cache/block.h"
 #include "cache/block_faults.h"
 #include "cache/block_heap.h"
@@ -80,14 +78,13 @@ class BlockPool final : public BlockOwner,
   const size_t budget_bytes_;
   BlockPoison poison_;
   FailureInjector failures_;
-  HeapTrimmer trimmer_;
-  std::mutex reclaiming_;  // held while reclaimers are asked
-  mutable std::mutex mutex_;
-  size_t bytes_in_use_ = 0;
-  size_t blocks_in_use_ = 0;
-  BlockHeap heap_;
-  std::vector<std::weak_ptr<Reclaimer>> reclaimers_;
-  const ForkGuard guard_{mutex_}, reclaiming_guard_{reclaiming_};
+  ForkScope scope_;
+  Mutex reclaiming_{scope_};  // held while reclaimers are asked
+  mutable Mutex mutex_{scope_};
+  size_t bytes_in_use_ GUARDED_BY(mutex_) = 0;
+  size_t blocks_in_use_ GUARDED_BY(mutex_) = 0;
+  BlockHeap heap_ GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<Reclaimer>> reclaimers_ GUARDED_BY(mutex_);
 };
 
 }  // namespace gkv

@@ -34,21 +34,22 @@ class KVCache::IdleCheckpoints final : public Reclaimer {
   explicit IdleCheckpoints(KVCache* cache) : cache_(cache) {}
 
   size_t Reclaim(size_t bytes) override {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     return cache_ == nullptr ? 0 : cache_->ReleaseCheckpoints(bytes);
   }
   bool gives_way_readily() const override { return false; }
   void Detach() {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     cache_ = nullptr;
   }
-  // The conversation guards it against fork(). Later nobody locks it but
-  // Reclaim, which a pool asks for under a mutex with a guard.
-  std::mutex& mutex() { return mutex_; }
+  // Of the conversation. When that is gone nobody locks the mutex but Reclaim,
+  // which a pool asks for while fork() waits for its own.
+  ForkScope& scope() { return scope_; }
 
  private:
-  std::mutex mutex_;  // whoever holds it waits for nobody
-  KVCache* cache_;
+  ForkScope scope_;
+  Mutex mutex_{scope_};  // whoever holds it waits for nobody
+  KVCache* cache_ GUARDED_BY(mutex_);
 };
 
 KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
@@ -59,10 +60,10 @@ KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
       capacity_tokens_(options.capacity_tokens),
       checkpoint_bytes_(options.checkpoint_bytes.value_or(
           kDefaultCheckpoints * layout_->checkpoint_bytes())),
-      state_(layout_, pool_),
       idle_checkpoints_(std::make_shared<IdleCheckpoints>(this)),
-      guard_({&state_mutex_, &gate_.mutex(), &idle_checkpoints_->mutex()},
-             &gate_.changed()) {
+      gate_(idle_checkpoints_->scope()),
+      state_mutex_(idle_checkpoints_->scope()),
+      state_(layout_, pool_) {
   if (capacity_tokens_ == 0) {
     throw InvalidArgument("capacity_tokens is 0, expected at least 1");
   }
@@ -72,22 +73,22 @@ KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
 KVCache::~KVCache() { idle_checkpoints_->Detach(); }
 
 KvContent KVCache::Export() const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   return state_;
 }
 
 size_t KVCache::length() const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   return state_.log.size();
 }
 
 size_t KVCache::computed() const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   return state_.computed;
 }
 
 std::vector<int32_t> KVCache::tokens() const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   std::vector<int32_t> tokens(state_.log.size());
   state_.log.Copy(0, tokens);
   return tokens;
@@ -104,7 +105,7 @@ KVCache::Bytes KVCache::CountBytes() const {
     }
     for (const Block* block : blocks) own_references[block] += references;
   };
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   add(state_.groups, 1);
   for (const Checkpoint& checkpoint : state_.checkpoints.list()) {
     add(*checkpoint.groups, checkpoint.groups.use_count() == 1 ? 1 : 0);
@@ -127,7 +128,7 @@ size_t KVCache::shared_nbytes() const { return CountBytes().shared; }
 size_t KVCache::mapped_nbytes() const { return CountBytes().mapped; }
 
 Hash128 KVCache::fingerprint() const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   return state_.fingerprint;
 }
 
@@ -140,7 +141,7 @@ Mismatch OtherFingerprint(std::string_view what, std::string_view found,
 }
 
 void KVCache::Bind(const Hash128& fingerprint) {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   if (state_.fingerprint != Hash128{} && state_.fingerprint != fingerprint) {
     throw OtherFingerprint("the cache holds keys and values",
                            state_.fingerprint.Hex(), fingerprint.Hex());
@@ -159,14 +160,13 @@ std::unique_ptr<KVCache> KVCache::Fork() const {
   return fork;
 }
 
-std::unique_lock<std::mutex> KVCache::Changing(
-    [[maybe_unused]] const RunLock& run_lock) const {
+Mutex& KVCache::ToChange([[maybe_unused]] const RunLock& run_lock) const {
   assert(gate_.Owns(run_lock));
-  return std::unique_lock(state_mutex_);
+  return state_mutex_;
 }
 
 void KVCache::Adopt(const RunLock& run_lock, KvContent content) noexcept {
-  const auto lock = Changing(run_lock);
+  const MutexLock lock(ToChange(run_lock));
   std::swap(state_, content);
 }
 
@@ -219,7 +219,7 @@ void KVCache::Rewind(KvContent& state, size_t length,
 }
 
 Truncation KVCache::Truncate(const RunLock& run_lock, size_t length) {
-  const auto lock = Changing(run_lock);
+  const MutexLock lock(ToChange(run_lock));
   KvContent& state = state_;
   if (length > state.log.size()) {
     throw InvalidArgument(StrCat("cannot truncate to ", length,
@@ -239,7 +239,7 @@ Truncation KVCache::Truncate(const RunLock& run_lock, size_t length) {
 }
 
 bool KVCache::MakeCheckpoint(const RunLock& run_lock) {
-  const auto lock = Changing(run_lock);
+  const MutexLock lock(ToChange(run_lock));
   KvContent& state = state_;
   if (state.computed == 0) return true;
   if (ResumeAt(state.groups, state.computed) != state.computed) return false;
@@ -250,7 +250,7 @@ bool KVCache::MakeCheckpoint(const RunLock& run_lock) {
 }
 
 std::optional<KvStepView> KVCache::View(const RunLock& run_lock) const {
-  const auto lock = Changing(run_lock);
+  const MutexLock lock(ToChange(run_lock));
   const KvContent& state = state_;
   KvStepView view;
   view.begin = view.end = state.computed;
@@ -275,7 +275,7 @@ std::optional<KvStepView> KVCache::View(const RunLock& run_lock) const {
 }
 
 bool KVCache::AddCheckpoint(const RunLock& run_lock, Checkpoint checkpoint) {
-  const auto lock = Changing(run_lock);
+  const MutexLock lock(ToChange(run_lock));
   assert(checkpoint.position <= state_.computed);
   return state_.checkpoints.Add(std::move(checkpoint), checkpoint_bytes_);
 }
@@ -287,14 +287,15 @@ size_t KVCache::ReleaseCheckpoints(size_t bytes) {
   size_t freed = 0;
   std::vector<Checkpoint> given_up;  // goes away after the lock
   if (gate_.held()) return 0;
-  std::unique_lock lock(state_mutex_, std::try_to_lock);
-  if (!lock || gate_.held()) return 0;
+  if (!state_mutex_.TryLock()) return 0;
+  const MutexLock lock(state_mutex_, std::adopt_lock);
+  if (gate_.held()) return 0;
   given_up = state_.checkpoints.GiveUp(pool_.get(), bytes, freed);
   return freed;
 }
 
 std::vector<size_t> KVCache::CheckpointLengths() const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   std::vector<size_t> lengths;
   for (const Checkpoint& checkpoint : state_.checkpoints.list()) {
     lengths.push_back(checkpoint.length);
@@ -304,7 +305,7 @@ std::vector<size_t> KVCache::CheckpointLengths() const {
 
 void KVCache::Append(const RunLock& run_lock,
                      std::span<const int32_t> tokens) {
-  const auto lock = Changing(run_lock);
+  const MutexLock lock(ToChange(run_lock));
   const size_t length = state_.log.size();
   if (tokens.size() > capacity_tokens_ - std::min(capacity_tokens_, length)) {
     throw CacheFull(
@@ -317,24 +318,24 @@ void KVCache::Append(const RunLock& run_lock,
 }
 
 size_t KVCache::next_position() const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   return NextStart(state_, false).position;
 }
 
 size_t KVCache::next_position_for_logits() const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   return NextStart(state_, true).position;
 }
 
 void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   state_.log.Copy(begin, out);
 }
 
 KvStepView KVCache::Prepare(const RunLock& run_lock, size_t begin, size_t end,
                             std::span<const size_t> keep,
                             const KvContent* before) {
-  const auto lock = Changing(run_lock);
+  const MutexLock lock(ToChange(run_lock));
   assert(begin < state_.log.size() && begin < end && end <= capacity_tokens_);
   KvStepView view;
   view.begin = begin;
@@ -367,7 +368,7 @@ KvStepView KVCache::Prepare(const RunLock& run_lock, size_t begin, size_t end,
 std::vector<Checkpoint> KVCache::Commit(const RunLock& run_lock,
                                         KvStepView& step, size_t end,
                                         std::span<const size_t> at) {
-  const auto lock = Changing(run_lock);
+  const MutexLock lock(ToChange(run_lock));
   KvContent& state = state_;
   assert(step.begin < end && end <= step.end && end <= state.log.size());
   size_t floor = end;

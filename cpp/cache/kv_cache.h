@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,8 +14,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/fork_guard.h"
 #include "base/hash.h"
+#include "base/mutex.h"
 #include "cache/block_pool.h"
 #include "cache/group_cache.h"
 #include "cache/kv_content.h"
@@ -270,8 +269,9 @@ class KVCache {
   };
   class IdleCheckpoints;
 
-  // The state lock, for whoever holds the run lock.
-  std::unique_lock<std::mutex> Changing(const RunLock& run_lock) const;
+  // The state's mutex, for whoever holds the run lock.
+  Mutex& ToChange(const RunLock& run_lock) const
+      GKV_ANALYSIS(lock_returned(state_mutex_));
   StartPoint Start(const KvContent& state, size_t target) const;
   StartPoint NextStart(const KvContent& state, bool for_logits) const;
   void Rewind(KvContent& state, size_t length,
@@ -287,11 +287,10 @@ class KVCache {
   size_t capacity_tokens_;
   size_t checkpoint_bytes_;
   std::atomic<bool> for_one_request_ = false;
+  const std::shared_ptr<IdleCheckpoints> idle_checkpoints_;
   RunGate gate_;
-  mutable std::mutex state_mutex_;
-  KvContent state_;
-  std::shared_ptr<IdleCheckpoints> idle_checkpoints_;
-  const ForkGuard guard_;
+  mutable Mutex state_mutex_;
+  KvContent state_ GUARDED_BY(state_mutex_);
 };
 
 }  // namespace gkv

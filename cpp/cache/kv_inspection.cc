@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/fp_environment.h"
 #include "base/rounding.h"
 #include "cache/kv_cache.h"
 #include "cache/snapshot.h"
@@ -17,7 +18,7 @@ constexpr size_t kAll = std::numeric_limits<size_t>::max();
 }  // namespace
 
 std::pair<size_t, size_t> KVCache::HeldRange(size_t layer) const {
-  std::unique_lock lock(state_mutex_);
+  MutexLock lock(state_mutex_);
   return state_.groups[layout_->group_of(layer)]->Held();
 }
 
@@ -26,7 +27,7 @@ size_t KVCache::LayerBytes(size_t layer) const {
   if (spec.shares) return 0;
   std::vector<const Block*> blocks;
   {
-    std::unique_lock lock(state_mutex_);
+    MutexLock lock(state_mutex_);
     state_.groups[layout_->group_of(layer)]->AddBlocks(blocks);
   }
   const size_t bytes = spec.kind == LayerKind::kRecurrent
@@ -36,6 +37,7 @@ size_t KVCache::LayerBytes(size_t layer) const {
 }
 
 std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
+  const ScopedFpEnvironment fp_environment;
   const KvContent copy = Export();
   const KvLayerSpec& spec = layout_->layers()[layer];
   const size_t block_tokens = layout_->block_tokens();

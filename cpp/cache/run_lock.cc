@@ -1,7 +1,5 @@
 #include "cache/run_lock.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 
@@ -27,17 +25,17 @@ void RunLock::Release() noexcept {
   RunGate* const gate = std::exchange(gate_, nullptr);
   std::vector<RunGate::Callback> waiting;
   {
-    const std::lock_guard lock(gate->mutex_);
+    const MutexLock lock(gate->mutex_);
     gate->held_ = gate->waits_for_reader_ = false;
     waiting.swap(gate->waiting_);
-    gate->changed_.notify_one();
+    gate->changed_.NotifyOne();
   }
   for (const auto& on_free : waiting) (*on_free)();
 }
 
 void RunLock::set_waits_for_reader(bool waits) const noexcept {
   if (gate_ == nullptr) return;
-  const std::lock_guard lock(gate_->mutex_);
+  const MutexLock lock(gate_->mutex_);
   if (waits && !gate_->waits_for_reader_) {
     gate_->waits_since_ = std::chrono::steady_clock::now();
   }
@@ -46,30 +44,31 @@ void RunLock::set_waits_for_reader(bool waits) const noexcept {
 
 RunLock RunGate::Lock(const std::function<void()>& poll) {
   const auto begin = std::chrono::steady_clock::now();
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (held_) CheckHolder(begin);
   int looks = 0;
   auto seen = waits_since_;
-  while (!changed_.wait_for(lock, kPollInterval, [&] { return !held_; })) {
+  const auto free = [&]() REQUIRES(mutex_) { return !held_; };
+  while (!changed_.WaitFor(lock, kPollInterval, free)) {
     looks = waits_for_reader_ && waits_since_ == seen ? looks + 1 : 0;
     seen = waits_since_;
     if (looks >= kLooks) CheckHolder(begin);
     if (!poll) continue;
-    lock.unlock();
+    lock.Unlock();
     poll();
-    lock.lock();
+    lock.Lock();
   }
   return Take();
 }
 
 RunLock RunGate::TryLock() noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return held_ ? RunLock() : Take();
 }
 
 RunLock RunGate::TryLock(std::chrono::steady_clock::time_point since,
                          const Callback& on_free) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!held_) return Take();
   CheckHolder(since);
   if (on_free != nullptr && std::find(waiting_.begin(), waiting_.end(),
@@ -80,19 +79,19 @@ RunLock RunGate::TryLock(std::chrono::steady_clock::time_point since,
 }
 
 RunLock RunGate::TryLockAfter(uint64_t serial) noexcept {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return held_ || serial_ != serial ? RunLock() : Take();
 }
 
 RunLock RunGate::Take() noexcept {
   held_ = true;
-  holder_pid_ = getpid();
+  holder_process_ = OwnProcess();
   return RunLock(this, ++serial_);
 }
 
 // Throws if there is nothing to wait for.
 void RunGate::CheckHolder(std::chrono::steady_clock::time_point since) const {
-  if (holder_pid_ != getpid()) {
+  if (holder_process_.InChild()) {
     throw Error(
         "the cache: a call was running on it when this process was forked, and "
         "runs in the parent only; expected caches in the child that no call "

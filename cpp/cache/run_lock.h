@@ -2,13 +2,14 @@
 #define GEMMAKV_CACHE_RUN_LOCK_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "base/mutex.h"
+#include "base/own_process.h"
 
 namespace gkv {
 
@@ -46,13 +47,12 @@ class RunLock {
   uint64_t serial_ = 0;
 };
 
-// Hands out one RunLock at a time. Its owner has a ForkGuard for its mutex.
-// Thread-safe. A thread that works for a step (InsideStep) waits for no lock,
-// since others wait for it: where it would have to, Lock() and TryLock(since)
-// throw Busy.
+// Hands out one RunLock at a time. Thread-safe. A thread that works for a step
+// (InsideStep) waits for no lock, since others wait for it: where it would have
+// to, Lock() and TryLock(since) throw Busy.
 class RunGate {
  public:
-  RunGate() = default;
+  explicit RunGate(ForkScope& scope) : mutex_(scope) {}
   RunGate(const RunGate&) = delete;
 
   // Waits while another lock is held, calling `poll` now and then, which may
@@ -71,29 +71,27 @@ class RunGate {
   RunLock TryLockAfter(uint64_t serial) noexcept;
   // Whether a lock is held at this moment.
   bool held() const noexcept {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return held_;
   }
-  // For the owner's ForkGuard.
-  std::mutex& mutex() { return mutex_; }
-  std::condition_variable& changed() { return changed_; }
   // Whether `lock` is this gate's.
   bool Owns(const RunLock& lock) const { return lock.gate_ == this; }
 
  private:
   friend class RunLock;
-  // Requires of both: the mutex is held.
-  RunLock Take() noexcept;
-  void CheckHolder(std::chrono::steady_clock::time_point since) const;
+  RunLock Take() noexcept REQUIRES(mutex_);
+  void CheckHolder(std::chrono::steady_clock::time_point since) const
+      REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  bool held_ = false;
-  int holder_pid_ = 0;
-  uint64_t serial_ = 0;
-  std::vector<Callback> waiting_;
-  bool waits_for_reader_ = false;
-  std::chrono::steady_clock::time_point waits_since_;  // if it does
+  mutable Mutex mutex_;
+  Condition changed_{mutex_};
+  bool held_ GUARDED_BY(mutex_) = false;
+  OwnProcess holder_process_ GUARDED_BY(mutex_);
+  uint64_t serial_ GUARDED_BY(mutex_) = 0;
+  std::vector<Callback> waiting_ GUARDED_BY(mutex_);
+  bool waits_for_reader_ GUARDED_BY(mutex_) = false;
+  // If it does.
+  std::chrono::steady_clock::time_point waits_since_ GUARDED_BY(mutex_);
 };
 
 }  // namespace gkv

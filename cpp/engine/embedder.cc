@@ -41,7 +41,7 @@ Embedder::Embedder(std::shared_ptr<const Model> model, size_t num_threads,
 }
 
 size_t Embedder::steps() const {
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   return steps_;
 }
 
@@ -56,38 +56,43 @@ void Embedder::Embed(std::span<const Text> texts, float* out,
                    [&](size_t a, size_t b) {
                      return texts[a].size() > texts[b].size();
                    });
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   try {
     if (!texts.empty()) calls_.push_back(&call);
     while ((call.first != call.last || call.running != 0) && !call.failure) {
       if (running_) {
-        changed_.wait_for(lock, kPollInterval);
+        (void)changed_.WaitFor(lock, kPollInterval);
       } else {
         const std::vector<Item> items = TakeStep();
         running_ = true;
-        lock.unlock();
+        lock.Unlock();
         std::exception_ptr failure;
         try {
           RunStep(items);
         } catch (...) {
           failure = std::current_exception();
         }
-        lock.lock();
+        lock.Lock();
         running_ = false;
         ++steps_;
         for (const Item& item : items) {
           --item.call->running;
           if (failure) item.call->failure = failure;
         }
-        changed_.notify_all();
+        changed_.NotifyAll();
       }
       if (!poll) continue;
-      lock.unlock();
-      poll();
-      lock.lock();
+      lock.Unlock();
+      std::exception_ptr stop;
+      try {
+        poll();
+      } catch (...) {
+        stop = std::current_exception();
+      }
+      lock.Lock();
+      if (stop) std::rethrow_exception(stop);
     }
   } catch (...) {
-    if (!lock.owns_lock()) lock.lock();
     Forget(call, lock);
     throw;
   }
@@ -96,14 +101,14 @@ void Embedder::Embed(std::span<const Text> texts, float* out,
   std::rethrow_exception(call.failure);
 }
 
-// Nothing of the call is used any more. Requires: the lock is held.
-void Embedder::Forget(Call& call, std::unique_lock<std::mutex>& lock) {
+// Nothing of the call is used any more.
+void Embedder::Forget(Call& call, MutexLock& lock) {
   std::erase(calls_, &call);
   call.first = call.last;
-  changed_.wait(lock, [&] { return call.running == 0; });
+  while (call.running != 0) changed_.Wait(lock);
 }
 
-// Requires: the lock is held, there is a text that waits.
+// Requires: there is a text that waits.
 std::vector<Embedder::Item> Embedder::TakeStep() {
   std::vector<Item> items;
   items.reserve(kStepRows);

@@ -1,18 +1,16 @@
 #ifndef GEMMAKV_ENGINE_EMBEDDER_H_
 #define GEMMAKV_ENGINE_EMBEDDER_H_
 
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/step_clock.h"
 #include "base/thread_pool.h"
 #include "model/embedding.h"
@@ -58,9 +56,9 @@ class Embedder {
     size_t index;
   };
 
-  std::vector<Item> TakeStep();
+  std::vector<Item> TakeStep() REQUIRES(mutex_);
   void RunStep(const std::vector<Item>& items);
-  void Forget(Call& call, std::unique_lock<std::mutex>& lock);
+  void Forget(Call& call, MutexLock& lock) REQUIRES(mutex_);
 
   const std::shared_ptr<const Model> model_;
   const std::unique_ptr<StepClock> clock_;  // null: not profiled
@@ -69,12 +67,12 @@ class Embedder {
   ThreadPool pool_;
   EmbeddingPass pass_;
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::deque<Call*> calls_;  // with texts that wait, in the order of turns
-  bool running_ = false;
-  size_t steps_ = 0;
-  const ForkGuard guard_{mutex_, &changed_};
+  mutable Mutex mutex_{AtFork::kWaits};
+  Condition changed_{mutex_};
+  // With texts that wait, in the order of turns.
+  std::deque<Call*> calls_ GUARDED_BY(mutex_);
+  bool running_ GUARDED_BY(mutex_) = false;
+  size_t steps_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace gkv

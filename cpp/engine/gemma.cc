@@ -1,11 +1,8 @@
 #include "engine/gemma.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <list>
 #include <numeric>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 
@@ -14,6 +11,7 @@
 #include "base/heap_trim.h"
 #include "base/inside_step.h"
 #include "base/rng.h"
+#include "base/worker.h"
 #include "engine/embedder.h"
 #include "engine/lookup_drafter.h"
 #include "engine/row_consumer.h"
@@ -99,7 +97,7 @@ void EndElsewhere(std::unique_ptr<Scheduler> scheduler) noexcept {
   // It stays where there is no thread for it.
   Scheduler* const last = scheduler.release();
   try {
-    std::thread(Unpinned([last] { delete last; })).detach();
+    RunElsewhere([last] { delete last; });
   } catch (const std::exception&) {
   }
 }
@@ -139,19 +137,19 @@ Gemma::~Gemma() = default;
 
 Gemma::Shared::~Shared() {
   // After fork() the scheduler's thread exists in the parent only.
-  if (scheduler && scheduler_pid != getpid()) (void)scheduler.release();
-  if (embedder && embedder_pid != getpid()) (void)embedder.release();
+  if (scheduler && scheduler_process.InChild()) (void)scheduler.release();
+  if (embedder && embedder_process.InChild()) (void)embedder.release();
   if (scheduler && InsideStep::Runner() != nullptr) {
     EndElsewhere(std::move(scheduler));
   }
 }
 
 const Scheduler* Gemma::Shared::own_scheduler() const {
-  return scheduler_pid == getpid() ? scheduler.get() : nullptr;
+  return scheduler_process.InChild() ? nullptr : scheduler.get();
 }
 
 const Embedder* Gemma::Shared::own_embedder() const {
-  return embedder_pid == getpid() ? embedder.get() : nullptr;
+  return embedder_process.InChild() ? nullptr : embedder.get();
 }
 
 std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
@@ -270,17 +268,17 @@ std::shared_ptr<Gemma> Gemma::WithDraft(
 }
 
 std::shared_ptr<const TokenText> Gemma::token_text() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   return shared_->token_text;
 }
 
 void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   shared_->token_text = std::move(text);
 }
 
 size_t Gemma::steps() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   const Embedder* const embedder = shared_->own_embedder();
   return (scheduler ? scheduler->steps() : 0) +
@@ -288,25 +286,25 @@ size_t Gemma::steps() const {
 }
 
 size_t Gemma::parallel_loops() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   return scheduler ? scheduler->parallel_loops() : 0;
 }
 
 size_t Gemma::draft_rows() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   return scheduler ? scheduler->draft_rows() : 0;
 }
 
 size_t Gemma::looks() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   return scheduler ? scheduler->looks() : 0;
 }
 
 size_t Gemma::preemptions() const {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   const Scheduler* const scheduler = shared_->own_scheduler();
   return scheduler ? scheduler->preemptions() : 0;
 }
@@ -326,7 +324,7 @@ StepProfile Gemma::profile() const {
         "with profile");
   }
   constexpr auto kEmbedding = static_cast<size_t>(StepPhase::kEmbedding);
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   StepProfile profile;
   // Those of a parent may be locked for ever.
   if (const Scheduler* const scheduler = shared_->own_scheduler()) {
@@ -340,8 +338,8 @@ StepProfile Gemma::profile() const {
 
 Scheduler& Gemma::scheduler() {
   Shared& shared = *shared_;
-  std::unique_lock lock(shared.mutex);
-  if (shared.scheduler && shared.scheduler_pid != getpid()) {
+  MutexLock lock(shared.mutex);
+  if (shared.scheduler && shared.scheduler_process.InChild()) {
     // Its threads stayed in the parent; nothing of it can be reused or freed.
     (void)shared.scheduler.release();
   }
@@ -349,22 +347,22 @@ Scheduler& Gemma::scheduler() {
     shared.scheduler = std::make_unique<Scheduler>(
         model_, num_threads_, scheduler_options_, profiled_,
         ProcessorsOf(pinned_));
-    shared.scheduler_pid = getpid();
+    shared.scheduler_process = OwnProcess();
   }
   return *shared.scheduler;
 }
 
 Embedder& Gemma::embedder() {
   Shared& shared = *shared_;
-  std::unique_lock lock(shared.mutex);
-  if (shared.embedder && shared.embedder_pid != getpid()) {
+  MutexLock lock(shared.mutex);
+  if (shared.embedder && shared.embedder_process.InChild()) {
     (void)shared.embedder.release();
   }
   if (!shared.embedder) {
     shared.embedder =
         std::make_unique<Embedder>(model_, num_threads_, profiled_,
                                    ProcessorsOf(pinned_));
-    shared.embedder_pid = getpid();
+    shared.embedder_process = OwnProcess();
   }
   return *shared.embedder;
 }
@@ -697,6 +695,7 @@ void Gemma::HiddenStates(std::span<const std::span<const int32_t>> texts,
       for (const auto& stream : streams) stream->Abort();
       throw;
     }
+    const ScopedFpEnvironment fp_environment;
     for (size_t t = first; t < end; ++t) {
       const std::vector<float>& rows = states[t - first];
       std::vector<double> sums(hidden);

@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
+#include "base/own_process.h"
 #include "base/processors.h"
 #include "cache/kv_cache.h"
 #include "engine/constraint.h"
@@ -189,18 +189,16 @@ class Gemma {
   // What all that WithPrefix gives have in common.
   struct Shared {
     ~Shared();
-    // Those of this process; null: it has made none. Requires: the mutex is
-    // held.
-    const Scheduler* own_scheduler() const;
-    const Embedder* own_embedder() const;
+    // Those of this process; null: it has made none.
+    const Scheduler* own_scheduler() const REQUIRES(mutex);
+    const Embedder* own_embedder() const REQUIRES(mutex);
 
-    mutable std::mutex mutex;  // guards what follows
-    std::shared_ptr<const TokenText> token_text;
-    std::unique_ptr<Scheduler> scheduler;
-    int scheduler_pid = 0;
-    std::unique_ptr<Embedder> embedder;
-    int embedder_pid = 0;
-    const ForkGuard guard{mutex};
+    mutable Mutex mutex{AtFork::kWaits};
+    std::shared_ptr<const TokenText> token_text GUARDED_BY(mutex);
+    std::unique_ptr<Scheduler> scheduler GUARDED_BY(mutex);
+    OwnProcess scheduler_process GUARDED_BY(mutex);
+    std::unique_ptr<Embedder> embedder GUARDED_BY(mutex);
+    OwnProcess embedder_process GUARDED_BY(mutex);
   };
 
   Gemma(ModelConfig config, Weights weights, size_t num_threads,

@@ -368,9 +368,9 @@ void Scheduler::EndSettled(std::list<Sequence>& sequences) {
 void Scheduler::RunStep() {
   // What constraints were asked ends before any sequence does.
   struct WaitsAtEnd {
-    SideThread& thread;
-    ~WaitsAtEnd() { thread.Wait(); }
-  } waits{mask_thread_};
+    Worker& worker;
+    ~WaitsAtEnd() { worker.Wait(); }
+  } waits{side_work_};
   const Sequence::Clock::time_point begin = Sequence::Clock::now();
   PrepareStep();
   if (slices_.empty()) return;
@@ -474,19 +474,23 @@ size_t Scheduler::LookUp(size_t decoding, bool prefills) {
   return guesses;
 }
 
-// Has constraints asked what they force, on the masks' thread.
+// Has `work`, which must not throw, done while this thread does something else;
+// here and now where there is no thread or no memory for that.
+void Scheduler::RunBeside(const std::function<void()>& work) {
+  try {
+    side_work_.Post([this, &work] {
+      const InsideStep inside(wake_up_.get());
+      work();
+    });
+  } catch (const std::exception&) {
+    work();
+  }
+}
+
+// Has constraints asked what they force.
 void Scheduler::AskForced() {
   try {
     forcing_.reserve(sequences_.size());
-    if (!ask_forced_) {
-      ask_forced_ = [this] {
-        const InsideStep inside(wake_up_.get());
-        for (Sequence* sequence : forcing_) {
-          sequence->ComputeForced();
-          forced_done_.fetch_add(1, std::memory_order_release);
-        }
-      };
-    }
   } catch (const std::bad_alloc&) {
     return;
   }
@@ -502,20 +506,19 @@ void Scheduler::AskForced() {
                   static_cast<ptrdiff_t>(steps_.load() % forcing_.size()),
               forcing_.end());
   forced_done_ = 0;
-  try {
-    mask_thread_.Begin(ask_forced_);
-  } catch (const std::system_error&) {
-    ask_forced_();  // no thread is to be had
-  }
+  RunBeside(ask_forced_);
 }
 
 // Has those guess whose constraints have answered in time.
 void Scheduler::TakeForced(size_t decoding) {
   if (options_.always_guess) {
-    mask_thread_.Wait();
+    side_work_.Wait();
   } else {
-    mask_thread_.WaitFor(std::chrono::duration<double>(
-        kForcedShare * step_times_.Seconds(decoding)));
+    const std::chrono::duration<double> time(kForcedShare *
+                                             step_times_.Seconds(decoding));
+    side_work_.Wait(
+        Worker::Clock::now() +
+        std::chrono::duration_cast<Worker::Clock::duration>(time));
   }
   const size_t done = forced_done_.load(std::memory_order_acquire);
   for (size_t i = 0; i < done; ++i) forcing_[i]->GuessForced();
@@ -731,16 +734,11 @@ void Scheduler::RunModel() {
     forward_->Step(inputs);
   } else {
     const std::function<void()> compute = [this] {
-      const InsideStep inside(wake_up_.get());
       for (StepSlice& slice : slices_) {
         if (!slice.masks.empty()) slice.sequence->ComputeMasks(slice);
       }
     };
-    try {
-      mask_thread_.Begin(compute);
-    } catch (const std::system_error&) {
-      compute();  // no thread is to be had
-    }
+    RunBeside(compute);
     std::exception_ptr error;
     try {
       forward_->Step(inputs);
@@ -748,7 +746,7 @@ void Scheduler::RunModel() {
       error = std::current_exception();
     }
     pool_->Enter(StepPart::kMasks);
-    mask_thread_.Wait();
+    side_work_.Wait();
     if (error) std::rethrow_exception(error);
   }
   ++steps_;

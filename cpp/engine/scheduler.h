@@ -18,11 +18,11 @@
 #include "base/aligned_buffer.h"
 #include "base/step_clock.h"
 #include "base/thread_pool.h"
+#include "base/worker.h"
 #include "engine/lookup_history.h"
 #include "engine/model_drafter.h"
 #include "engine/output_buffer.h"
 #include "engine/sequence.h"
-#include "engine/side_thread.h"
 #include "engine/step_times.h"
 #include "engine/step_wait.h"
 #include "gemmakv/options.h"
@@ -114,6 +114,7 @@ class Scheduler {
   void PrepareStep();
   void Draft();
   size_t LookUp(size_t decoding, bool prefills);
+  void RunBeside(const std::function<void()>& work);
   void AskForced();
   void TakeForced(size_t decoding);
   size_t DraftByModel(ModelDrafter& draft, size_t decoding, size_t guesses);
@@ -166,10 +167,15 @@ class Scheduler {
   std::optional<StepPhase> phase_;  // what the step counts as, once it was run
   OutputBuffer rows_;
   AlignedBuffer<float> states_;  // for drafters, of the step's rows of logits
-  SideThread mask_thread_;
   std::vector<Sequence*> forcing_;       // asked what is forced, in this order
-  std::function<void()> ask_forced_;     // asks them
   std::atomic<size_t> forced_done_ = 0;  // so many of them
+  const std::function<void()> ask_forced_ = [this] {
+    for (Sequence* sequence : forcing_) {
+      sequence->ComputeForced();
+      forced_done_.fetch_add(1, std::memory_order_release);
+    }
+  };
+  Worker side_work_;  // constraints' part of a step, which runs meanwhile
 
   std::thread thread_;
 };

@@ -1,11 +1,10 @@
 #include "engine/step_wait.h"
 
 #include <map>
-#include <mutex>
 
 #include "base/error.h"
-#include "base/fork_guard.h"
 #include "base/inside_step.h"
+#include "base/mutex.h"
 
 namespace gkv {
 namespace {
@@ -13,9 +12,8 @@ namespace {
 // Who waits for whom, how often. No circle is among them.
 struct Waits {
   using Pair = std::pair<const void*, const void*>;
-  std::mutex mutex;  // guards what follows
-  std::map<Pair, size_t> count;
-  const ForkGuard guard{mutex};
+  Mutex mutex{AtFork::kWaits};
+  std::map<Pair, size_t> count GUARDED_BY(mutex);
 
   static Waits& Get() {
     // Never destroyed: models may outlive what is static.
@@ -24,7 +22,7 @@ struct Waits {
   }
 
   // Whether a step of `from` waits for `to`, directly or not.
-  bool Reaches(const void* from, const void* to) const {
+  bool Reaches(const void* from, const void* to) const REQUIRES(mutex) {
     if (from == to) return true;
     for (auto at = count.lower_bound({from, nullptr});
          at != count.end() && at->first.first == from; ++at) {
@@ -49,7 +47,7 @@ StepWait::StepWait(const void* runner)
   if (step_ == nullptr) return;
   CheckNotInside(runner);
   Waits& waits = Waits::Get();
-  const std::lock_guard lock(waits.mutex);
+  const MutexLock lock(waits.mutex);
   if (waits.Reaches(runner, step_)) {
     throw Busy(
         "the model: one of its steps waits for the step that calls it, as "
@@ -62,7 +60,7 @@ StepWait::StepWait(const void* runner)
 StepWait::~StepWait() {
   if (step_ == nullptr) return;
   Waits& waits = Waits::Get();
-  const std::lock_guard lock(waits.mutex);
+  const MutexLock lock(waits.mutex);
   const auto found = waits.count.find({step_, runner_});
   if (--found->second == 0) waits.count.erase(found);
 }

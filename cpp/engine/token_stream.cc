@@ -1,7 +1,5 @@
 #include "engine/token_stream.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -20,18 +18,14 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Throws the same kind of error with `suffix` behind its message.
+// Throws `error` with `more` after its message. What others throw, as a
+// std::bad_alloc or an exception of Python, has no message to continue.
 [[noreturn]] void RethrowWith(const std::exception_ptr& error,
-                              const std::string& suffix) {
-  const auto with = [&](const Error& e) { return e.what() + suffix; };
+                              const std::string& more) {
   try {
     std::rethrow_exception(error);
-  } catch (const CacheFull& e) {
-    throw CacheFull(with(e));
-  } catch (const InvalidArgument& e) {
-    throw InvalidArgument(with(e));
   } catch (const Error& e) {
-    throw Error(with(e));
+    std::rethrow_exception(e.Continued(more));
   }
 }
 
@@ -40,14 +34,13 @@ double Seconds(std::chrono::steady_clock::duration duration) {
 TokenStream::TokenStream(std::shared_ptr<KVCache> cache, RunLock&& lock,
                          std::span<const int32_t> prompt, Options options)
     : options_(std::move(options)),
-      pid_(getpid()),
       transaction_(std::move(cache), std::move(lock), prompt) {
   result_.seed = options_.seed;
   result_.prompt_tokens = prompt.size();
 }
 
 bool TokenStream::Stop(Interrupt how, size_t read) {
-  if (pid_ != getpid()) return false;  // the parent's
+  if (process_.InChild()) return false;  // the parent's
   {
     const std::lock_guard lock(mutex_);
     if (read < handed_out_) PutBack();
@@ -70,7 +63,7 @@ void TokenStream::Abort() {
 }
 
 void TokenStream::Confirm() {
-  if (pid_ != getpid()) return;
+  if (process_.InChild()) return;
   const std::lock_guard lock(mutex_);
   if (done_) transaction_.Confirm();
 }
@@ -110,7 +103,7 @@ size_t TokenStream::KeptEnd() const {
 
 // What ends a request stayed in the parent.
 void TokenStream::CheckProcess() const {
-  if (pid_ == getpid()) return;
+  if (!process_.InChild()) return;
   throw Error(
       "the call: it was running when this process was forked, and runs in the "
       "parent only; expected calls that the child made");
@@ -199,13 +192,13 @@ const GenerateResult& TokenStream::Result() const {
 }
 
 std::exception_ptr TokenStream::failure() const {
-  if (pid_ != getpid()) return nullptr;
+  if (process_.InChild()) return nullptr;
   const std::lock_guard lock(mutex_);
   return error_;
 }
 
 std::exception_ptr TokenStream::TakeFailure() {
-  if (pid_ != getpid()) return nullptr;
+  if (process_.InChild()) return nullptr;
   const std::lock_guard lock(mutex_);
   if (!error_) return nullptr;
   return std::exchange(error_, std::make_exception_ptr(
@@ -241,7 +234,7 @@ void TokenStream::NothingFollows() {
 }
 
 bool TokenStream::Acknowledge() {
-  if (pid_ != getpid()) return false;
+  if (process_.InChild()) return false;
   const std::lock_guard lock(mutex_);
   const bool was_behind = Behind();
   ahead_ = events_.size();

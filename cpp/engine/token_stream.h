@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/fork_guard.h"
+#include "base/own_process.h"
 #include "engine/cache_transaction.h"
 #include "engine/step_wait.h"
 #include "engine/vocabulary.h"
@@ -163,7 +164,7 @@ class TokenStream {
   void CheckProcess() const;
 
   const Options options_;
-  const int pid_;  // of the process with the scheduler
+  const OwnProcess process_;  // with the scheduler
   std::atomic<Interrupt> interrupt_{Interrupt::kNone};
 
   std::mutex on_change_mutex_;  // held while it is called; no other is then

@@ -38,6 +38,13 @@ class RopeTable {
   // Cost: about one microsecond for head_dim 256.
   void CosSin(size_t position, float* cos, float* sin) const;
 
+  // Whether both have the same positions and, bit for bit, the same values,
+  // which are more exact than what CosSin writes.
+  bool Equals(const RopeTable& other) const {
+    return low_cos_ == other.low_cos_ && low_sin_ == other.low_sin_ &&
+           high_cos_ == other.high_cos_ && high_sin_ == other.high_sin_;
+  }
+
  private:
   // Position p = kLow * a + b is the product of two tabulated rotations.
   static constexpr size_t kLow = 256;

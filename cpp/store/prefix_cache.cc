@@ -1,18 +1,15 @@
 #include "store/prefix_cache.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <iterator>
 #include <new>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
-#include "base/processors.h"
+#include "base/worker.h"
 
 namespace gkv {
 namespace {
@@ -103,7 +100,7 @@ PrefixCache::PrefixCache(size_t ram_bytes, PrefixTiers tiers,
 }
 
 void PrefixCache::Count(size_t prompt_tokens, const PrefixHit& hit) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.requests;
   stats_.prompt_tokens += prompt_tokens;
   stats_.tokens.ram += hit.ram;
@@ -116,7 +113,7 @@ void PrefixCache::Count(size_t prompt_tokens, const PrefixHit& hit) {
 PrefixStats PrefixCache::stats() const {
   PrefixStats stats;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stats = stats_;
   }
   stats.ram = index_->stats();
@@ -137,7 +134,7 @@ bool PrefixCache::Flush(std::chrono::nanoseconds time_out) {
 
 // The locks of tiers may be held for ever in a child of fork().
 void PrefixCache::CheckTiers() const {
-  if (pid_ == getpid()) return;
+  if (!process_.InChild()) return;
   throw Error(
       "prefix cache: the process that was forked has its tiers; expected a "
       "prefix cache that this process made");
@@ -149,44 +146,47 @@ class PrefixCache::Clearing {
  public:
   explicit Clearing(size_t tiers) : results_(tiers) {}
 
-  // Where too many were left behind, there is no answer, and no wait for it.
+  // Where too many threads are left in tiers that do not answer, there is no
+  // answer, and no wait for it.
   static void Begin(const std::shared_ptr<Clearing>& self, size_t tier,
                     std::shared_ptr<BlockStore> store,
                     const std::shared_ptr<std::atomic<size_t>>& running) {
-    if (running->fetch_add(1) >= kMostClearing) {
-      running->fetch_sub(1);
-      return;
-    }
-    {
-      const std::lock_guard lock(self->mutex_);
+    const bool full = running->fetch_add(1) >= kMostClearing;
+    std::shared_ptr<void> place(nullptr, [running](void*) { --*running; });
+    if (full) return;
+    const MutexLock lock(self->mutex_);
+    try {
+      RunElsewhere([self, tier, store = std::move(store),
+                     place = std::move(place)]() mutable {
+        const Cleared result = store->Clear(nullptr);
+        store.reset();
+        place.reset();
+        const MutexLock lock(self->mutex_);
+        self->results_[tier] = result;
+        --self->pending_;
+        self->changed_.NotifyAll();
+      });
       ++self->pending_;
+    } catch (const std::exception&) {
+      self->results_[tier] = Cleared::kFailed;
     }
-    std::thread(Unpinned([self, tier, store = std::move(store),
-                          running]() mutable {
-      const Cleared result = store->Clear(nullptr);
-      store.reset();
-      running->fetch_sub(1);
-      const std::lock_guard lock(self->mutex_);
-      self->results_[tier] = result;
-      --self->pending_;
-      self->changed_.notify_all();
-    })).detach();
   }
 
   // By tier; none where there was no answer.
   std::vector<std::optional<Cleared>> Wait(Clock::time_point until) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, until, [&] { return pending_ == 0; });
+    MutexLock lock(mutex_);
+    while (pending_ != 0 && changed_.WaitUntil(lock, until)) {
+    }
     return results_;
   }
 
  private:
   static constexpr size_t kMostClearing = 16;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  size_t pending_ = 0;
-  std::vector<std::optional<Cleared>> results_;
+  Mutex mutex_{AtFork::kLeaves};
+  Condition changed_{mutex_};
+  size_t pending_ GUARDED_BY(mutex_) = 0;
+  std::vector<std::optional<Cleared>> results_ GUARDED_BY(mutex_);
 };
 
 void PrefixCache::Clear(std::chrono::nanoseconds time_out) {
@@ -239,6 +239,7 @@ void PrefixCache::ClearTiers(std::span<const PrefixTier> names,
 }
 
 uint64_t PrefixCache::RemoveBranch(const ObjectBranch& branch) {
+  if (transfer_) CheckTiers();
   Flush();
   uint64_t removed = 0;
   for (const auto& tier : tiers_) removed += tier->RemoveBranch(branch);

@@ -1,19 +1,17 @@
 #ifndef GEMMAKV_STORE_PREFIX_CACHE_H_
 #define GEMMAKV_STORE_PREFIX_CACHE_H_
 
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
+#include "base/own_process.h"
 #include "cache/kv_cache.h"
 #include "gemmakv/options.h"
 #include "gemmakv/results.h"
@@ -112,7 +110,7 @@ class PrefixCache {
     const std::shared_ptr<PrefixLoader> loader;
   };
 
-  bool has_tiers() const { return transfer_ && pid_ == getpid(); }
+  bool has_tiers() const { return transfer_ && !process_.InChild(); }
   void CheckTiers() const;
   void ClearTiers(std::span<const PrefixTier> names, Clock::time_point until);
 
@@ -123,10 +121,9 @@ class PrefixCache {
   // Threads that clear a tier, also those that nobody waits for any more.
   const std::shared_ptr<std::atomic<size_t>> clearing_ =
       std::make_shared<std::atomic<size_t>>(0);
-  const pid_t pid_ = getpid();
-  mutable std::mutex mutex_;  // guards what follows
-  PrefixStats stats_;
-  const ForkGuard guard_{mutex_};
+  const OwnProcess process_;
+  mutable Mutex mutex_{AtFork::kWaits};
+  PrefixStats stats_ GUARDED_BY(mutex_);
 };
 
 // What may be taken over for some tokens.

@@ -143,7 +143,7 @@ PrefixIndex::Node* PrefixIndex::Descend(Node* node,
 PrefixMatch PrefixIndex::Match(const Address& root,
                                std::span<const int32_t> tokens, size_t limit) {
   PrefixMatch match;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto tree = trees_.find(root);
   if (tree == trees_.end()) return match;
   Node* node = tree->second.get();
@@ -211,7 +211,7 @@ void PrefixIndex::Publish(const Address& root,
   }
   Register(pool);
   Victims victims;  // destroyed behind the lock
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Node* node = Tree(root);
   // Points stand behind the pages before them, so those come first.
   for (const Checkpoint& point : points) {
@@ -271,7 +271,7 @@ uint64_t PrefixIndex::PinAt(const Address& root, Node* node,
 }
 
 void PrefixIndex::Unpin(uint64_t pin) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = pins_.find(pin);
   if (found != pins_.end()) Unpin(found);
 }
@@ -297,13 +297,13 @@ void PrefixIndex::Unpin(Pins::iterator pin) {
 }
 
 size_t PrefixIndex::PinnedBytes(uint64_t pin) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = pins_.find(pin);
   return found == pins_.end() ? 0 : BytesOf(found->second.entries, nullptr);
 }
 
 size_t PrefixIndex::PinnedBytes(const BlockOwner* owner) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return PinnedBytesLocked(owner);
 }
 
@@ -340,10 +340,10 @@ void PrefixIndex::Add(const Address& root,
                       double seconds) {
   Register(pool);
   Victims victims;  // destroyed behind the lock
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   Node* node = Tree(root);
   auto next = found.pages.begin();
-  const auto descend = [&](size_t end) {
+  const auto descend = [&](size_t end) REQUIRES(mutex_) {
     while (node->end + kPageTokens <= end) {
       const std::span page = tokens.subspan(node->end, kPageTokens);
       const uint64_t chain = ChainHash(node->chain, page);
@@ -492,7 +492,7 @@ void PrefixIndex::Insert(Entry* entry) {
   size_t bytes = OwnBytes(*entry);
   size_t counted = 0;
   try {
-    ForBlocks(entry->held, [&](const Block* block) {
+    ForBlocks(entry->held, [&](const Block* block) REQUIRES(mutex_) {
       if (references_[block]++ == 0 && !block->mapped) {
         bytes += block->size_bytes;
       }
@@ -502,7 +502,7 @@ void PrefixIndex::Insert(Entry* entry) {
     SetWorth(entry);
     queue_.insert(entry);
   } catch (...) {
-    ForBlocks(entry->held, [&](const Block* block) {
+    ForBlocks(entry->held, [&](const Block* block) REQUIRES(mutex_) {
       if (counted == 0) return;
       --counted;
       const auto found = references_.find(block);
@@ -540,7 +540,7 @@ void PrefixIndex::Touch(Entry* entry) {
 std::unique_ptr<PrefixIndex::Entry> PrefixIndex::Remove(Entry* entry) {
   auto place = queue_.extract(entry);
   size_t bytes = OwnBytes(*entry);
-  ForBlocks(entry->held, [&](const Block* block) {
+  ForBlocks(entry->held, [&](const Block* block) REQUIRES(mutex_) {
     block->indexed.fetch_sub(1, std::memory_order_relaxed);
     const auto found = references_.find(block);
     if (--found->second > 0) return;
@@ -611,7 +611,7 @@ size_t PrefixIndex::Reclaim(const BlockOwner* owner, size_t bytes) {
 size_t PrefixIndex::ReclaimEntries(const BlockOwner* owner, size_t bytes) {
   Victims victims;
   size_t freed = 0;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   bool found = true;
   while (freed < bytes && found) {
     found = false;
@@ -633,7 +633,7 @@ bool PrefixIndex::GiveUp(const BlockOwner* owner) {
   const bool held =
       other && other->GiveUp(owner, std::numeric_limits<size_t>::max(), freed);
   Victims victims;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto holds = [&](const Entry& entry) {
     bool any = false;
     ForBlocks(entry.held, [&](const Block* block) {
@@ -656,7 +656,7 @@ bool PrefixIndex::GiveUp(const BlockOwner* owner) {
 void PrefixIndex::Clear(const Address* root) {
   std::map<Address, std::unique_ptr<Node>> trees;
   Victims victims;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   std::erase_if(pins_, [&](const auto& pin) {
     return root == nullptr || pin.second.root == *root;
   });
@@ -684,7 +684,7 @@ void PrefixIndex::Clear(const Address* root) {
 void PrefixIndex::Register(const std::shared_ptr<BlockPool>& pool) {
   std::shared_ptr<PoolReclaimer> added;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     std::erase_if(reclaimers_,
                   [](const auto& entry) { return entry.second->expired(); });
     std::shared_ptr<PoolReclaimer>& reclaimer = reclaimers_[pool.get()];
@@ -695,7 +695,7 @@ void PrefixIndex::Register(const std::shared_ptr<BlockPool>& pool) {
 }
 
 PrefixIndexStats PrefixIndex::stats() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   PrefixIndexStats stats = stats_;
   stats.pinned = PinnedBytesLocked(nullptr);
   return stats;

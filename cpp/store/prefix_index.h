@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <span>
 #include <unordered_map>
@@ -13,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "cache/block_pool.h"
 #include "cache/kv_content.h"
 #include "gemmakv/results.h"
@@ -56,13 +55,13 @@ struct PrefixNews {
 
 // All blocks that are referred to, once for each reference.
 template <typename Fn>
-void ForBlocks(const HeldSet& held, const Fn& fn) {
+void ForBlocks(const HeldSet& held, const Fn& fn) NOT_ANALYZED {
   for (const auto& group : held) {
     for (const HeldBlock& part : group) fn(part.block.get());
   }
 }
 template <typename Fn>
-void ForBlocks(const PrefixNews& news, const Fn& fn) {
+void ForBlocks(const PrefixNews& news, const Fn& fn) NOT_ANALYZED {
   for (const auto* entries : {&news.pages, &news.points}) {
     for (const PrefixEntry& entry : *entries) ForBlocks(entry.part.held, fn);
   }
@@ -132,7 +131,7 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
            double seconds);
   // Asked where giving up entries does not do.
   void set_holder(std::weak_ptr<BlockHolder> holder) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     holder_ = std::move(holder);
   }
   // Gives up what is worth least, until `bytes` of blocks of `owner` are free
@@ -166,48 +165,54 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
 
   explicit PrefixIndex(size_t budget_bytes);
   Node* Descend(Node* node, std::span<const int32_t> page, uint64_t hash) const;
-  void Insert(Entry* entry);
-  void SetWorth(Entry* entry);
-  void Touch(Entry* entry);
-  std::unique_ptr<Entry> Remove(Entry* entry);
-  void Evict(Entry* entry, Victims& victims);
-  bool Frees(const Entry& entry, const BlockOwner* owner, size_t& bytes) const;
+  void Insert(Entry* entry) REQUIRES(mutex_);
+  void SetWorth(Entry* entry) REQUIRES(mutex_);
+  void Touch(Entry* entry) REQUIRES(mutex_);
+  std::unique_ptr<Entry> Remove(Entry* entry) REQUIRES(mutex_);
+  void Evict(Entry* entry, Victims& victims) REQUIRES(mutex_);
+  bool Frees(const Entry& entry, const BlockOwner* owner, size_t& bytes) const
+      REQUIRES(mutex_);
   void Register(const std::shared_ptr<BlockPool>& pool);
-  Node* Tree(const Address& root);
-  Node* KnownPage(Node* node, std::span<const int32_t> page, uint64_t chain);
+  Node* Tree(const Address& root) REQUIRES(mutex_);
+  Node* KnownPage(Node* node, std::span<const int32_t> page, uint64_t chain)
+      REQUIRES(mutex_);
   Node* AddPage(Node* node, std::span<const int32_t> page, uint64_t chain,
-                PrefixPart part, double seconds);
+                PrefixPart part, double seconds) REQUIRES(mutex_);
   void AddPages(Node*& node, std::span<const int32_t> tokens,
                 const std::shared_ptr<const KvLayout>& layout,
-                const HeldSet& full, double seconds, PrefixNews* news);
+                const HeldSet& full, double seconds, PrefixNews* news)
+      REQUIRES(mutex_);
   bool AddPoint(Node* node, std::span<const int32_t> tokens, size_t position,
-                PrefixPart part, double seconds);
+                PrefixPart part, double seconds) REQUIRES(mutex_);
   uint64_t PinAt(const Address& root, Node* node,
-                 std::span<const int32_t> tokens, Victims& victims);
-  void Unpin(Pins::iterator pin);
+                 std::span<const int32_t> tokens, Victims& victims)
+      REQUIRES(mutex_);
+  void Unpin(Pins::iterator pin) REQUIRES(mutex_);
   static size_t BytesOf(std::span<Entry* const> entries,
                         const BlockOwner* owner);
-  size_t PinnedBytesLocked(const BlockOwner* owner) const;
-  void KeepBudget(Victims& victims);
+  size_t PinnedBytesLocked(const BlockOwner* owner) const REQUIRES(mutex_);
+  void KeepBudget(Victims& victims) REQUIRES(mutex_);
   size_t ReclaimEntries(const BlockOwner* owner, size_t bytes);
   std::shared_ptr<BlockHolder> holder() const {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return holder_.lock();
   }
 
   const size_t budget_bytes_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::map<Address, std::unique_ptr<Node>> trees_;
-  std::unordered_map<const Block*, uint32_t> references_;
-  std::set<Entry*, LessWorth> queue_;  // leaves, which may go: not pinned
-  Pins pins_;
-  uint64_t last_pin_ = 0;
-  double worth_gone_ = 0;                // of what went last
-  std::unordered_set<uint64_t> ghosts_;  // hashes of pages that went
-  std::map<const BlockPool*, std::shared_ptr<PoolReclaimer>> reclaimers_;
-  PrefixIndexStats stats_;
-  std::weak_ptr<BlockHolder> holder_;
-  const ForkGuard guard_{mutex_};
+  mutable Mutex mutex_{AtFork::kWaits};
+  std::map<Address, std::unique_ptr<Node>> trees_ GUARDED_BY(mutex_);
+  std::unordered_map<const Block*, uint32_t> references_ GUARDED_BY(mutex_);
+  // Leaves, which may go: not pinned.
+  std::set<Entry*, LessWorth> queue_ GUARDED_BY(mutex_);
+  Pins pins_ GUARDED_BY(mutex_);
+  uint64_t last_pin_ GUARDED_BY(mutex_) = 0;
+  double worth_gone_ GUARDED_BY(mutex_) = 0;                // of what went last
+  // Hashes of pages that went.
+  std::unordered_set<uint64_t> ghosts_ GUARDED_BY(mutex_);
+  std::map<const BlockPool*, std::shared_ptr<PoolReclaimer>> reclaimers_
+      GUARDED_BY(mutex_);
+  PrefixIndexStats stats_ GUARDED_BY(mutex_);
+  std::weak_ptr<BlockHolder> holder_ GUARDED_BY(mutex_);
 };
 
 }  // namespace gkv

@@ -6,8 +6,6 @@
 #include <map>
 #include <utility>
 
-#include "base/processors.h"
-
 namespace gkv {
 
 // What is queued. Its references count as an index's: they go when asked for.
@@ -85,17 +83,23 @@ void PrefixWriter::Enqueue(std::unique_ptr<Job> job) {
   job->bytes = job->Bytes();
   std::vector<std::unique_ptr<Job>> victims;  // destroyed behind the lock
   {
-    const std::lock_guard lock(mutex_);
-    if (closing_ || pid_ != getpid()) {
-      return victims.push_back(std::move(job));
-    }
-    Start();
-    stats_.queued += job->Objects();
-    stats_.queued_bytes += job->bytes;
+    const MutexLock lock(mutex_);
+    if (closed_ || worker_.in_child()) return;
     queue_.push_back(std::move(job));
+    if (!busy_) {
+      try {
+        worker_.Post([self = shared_from_this()] { self->WriteQueue(); });
+      } catch (...) {
+        job = std::move(queue_.back());  // destroyed without the lock
+        queue_.pop_back();
+        throw;
+      }
+      busy_ = true;
+    }
+    stats_.queued += queue_.back()->Objects();
+    stats_.queued_bytes += queue_.back()->bytes;
     MakeRoom(victims);
   }
-  changed_.notify_all();
 }
 
 // The newest stays, however large.
@@ -109,43 +113,34 @@ void PrefixWriter::MakeRoom(std::vector<std::unique_ptr<Job>>& victims) {
   }
 }
 
-// The thread keeps the writer, which it may outlive its owner with.
-void PrefixWriter::Start() {
-  if (thread_) return;
-  thread_ = std::make_unique<std::thread>(
-      Unpinned([self = shared_from_this()] { self->Loop(); }));
-}
-
-void PrefixWriter::Loop() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-    if (queue_.empty()) break;
+// Writes until nothing is queued.
+void PrefixWriter::WriteQueue() {
+  MutexLock lock(mutex_);
+  while (!queue_.empty()) {
     std::unique_ptr<Job> job = std::move(queue_.front());
     queue_.pop_front();
     stats_.queued -= job->Objects();
     stats_.queued_bytes -= job->bytes;
     current_ = job.get();
-    lock.unlock();
+    lock.Unlock();
     bool failed = false;
     try {
       Run(*job);
     } catch (const std::exception&) {
       failed = true;  // it may be had from memory again, or computed
     }
-    lock.lock();
+    lock.Lock();
     current_ = nullptr;
     stats_.failed += failed;
     // Nobody gives up what it has now.
     encoding_ = true;
-    lock.unlock();
+    lock.Unlock();
     job.reset();
-    lock.lock();
+    lock.Lock();
     encoding_ = false;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
-  ended_ = true;
-  changed_.notify_all();
+  busy_ = false;
 }
 
 void PrefixWriter::Run(Job& job) {
@@ -186,7 +181,7 @@ void PrefixWriter::Run(Job& job) {
     // Nobody could use what hangs on it.
     if (item.of_page) broken = std::min<size_t>(broken, item.head.end);
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!left_) stats_.dropped += dropped;  // else they were counted
 }
 
@@ -196,7 +191,7 @@ std::vector<PrefixWriter::Item> PrefixWriter::ItemsOf(
   std::vector<Item> items;
   const KvLayout& layout = *job.addition.layout;
   // What the job refers to may be given up meanwhile.
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const PrefixNews& news = job.addition.news;
   size_t pages = news.pages.empty() ? 0 : news.pages.back().end / kPageTokens;
   for (const PrefixEntry& point : news.points) {
@@ -245,7 +240,7 @@ void PrefixWriter::FindMissing(Job& job, std::span<const Item> items) {
            item.lacks.end();
   };
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto& pages = job.addition.news.pages;
     for (const Item& item : items) {
       if (item.of_page && lacks(item) &&
@@ -271,7 +266,7 @@ void PrefixWriter::FindMissing(Job& job, std::span<const Item> items) {
     }
   }
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     encoding_ = false;
     auto& pages = job.addition.news.pages;
     for (PrefixEntry& page : more.pages) {
@@ -288,14 +283,14 @@ void PrefixWriter::FindMissing(Job& job, std::span<const Item> items) {
       pages.push_back(std::move(page));
     }
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 // Nothing if its blocks were given up.
 std::optional<StoredBytes> PrefixWriter::Encode(Job& job, const Item& item) {
   PrefixPart part;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const PrefixNews& news = job.addition.news;
     const auto& entries = item.of_page ? news.pages : news.points;
     const auto entry =
@@ -314,10 +309,10 @@ std::optional<StoredBytes> PrefixWriter::Encode(Job& job, const Item& item) {
   }
   part = {};
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     encoding_ = false;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
   if (error) std::rethrow_exception(error);
   return object;
 }
@@ -327,7 +322,7 @@ void PrefixWriter::Put(const ObjectKey& key, const StoredBytes& object,
   for (size_t t = 0; t < tiers_.size(); ++t) {
     if (to[t] != 0) tiers_[t]->Put(key, object);
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.written;
 }
 
@@ -344,9 +339,9 @@ bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
     return found;
   };
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     // In a child of fork() there is nobody who encodes, or will write.
-    if (pid_ == getpid()) changed_.wait(lock, [&] { return !encoding_; });
+    while (encoding_ && !worker_.in_child()) changed_.Wait(lock);
     const auto take = [&](Job& job) {
       any = true;
       ForBlocks(job.addition.news, [&](const Block* block) {
@@ -383,13 +378,10 @@ bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
 }
 
 bool PrefixWriter::Flush(Clock::time_point until) {
-  if (pid_ != getpid()) return true;
+  if (worker_.in_child()) return true;
+  if (!worker_.Wait(until)) return false;
   {
-    std::unique_lock lock(mutex_);
-    const bool written = changed_.wait_until(lock, until, [&] {
-      return left_ || (queue_.empty() && current_ == nullptr && !encoding_);
-    });
-    if (!written) return false;
+    const MutexLock lock(mutex_);
     if (left_) return true;
   }
   for (const auto& tier : tiers_) tier->Flush();
@@ -397,58 +389,56 @@ bool PrefixWriter::Flush(Clock::time_point until) {
 }
 
 bool PrefixWriter::Drop(Clock::time_point until) {
+  if (worker_.in_child()) return true;
+  const Job* running = nullptr;
   {
-    std::deque<std::unique_ptr<Job>> victims;  // destroyed behind the lock
+    std::deque<std::unique_ptr<Job>> victims;  // destroyed without the lock
     PrefixNews current;
-    if (pid_ != getpid()) return true;
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !encoding_; });
+    MutexLock lock(mutex_);
+    while (encoding_) changed_.Wait(lock);
     for (const auto& job : queue_) stats_.dropped += job->Objects();
     stats_.queued = stats_.queued_bytes = 0;
     queue_.swap(victims);
+    running = current_;
     if (current_ != nullptr) current = current_->GiveUp();
   }
-  std::unique_lock lock(mutex_);
-  const Job* const running = current_;
-  return changed_.wait_until(
-      lock, until, [&] { return current_ != running || !running || left_; });
+  MutexLock lock(mutex_);
+  while (running && current_ == running && !left_) {
+    if (!changed_.WaitUntil(lock, until)) return current_ != running || left_;
+  }
+  return true;
 }
 
 uint64_t PrefixWriter::Close(Clock::time_point until) {
-  std::deque<std::unique_ptr<Job>> victims;  // destroyed behind the lock
-  PrefixNews current;
+  if (worker_.in_child()) return 0;
+  {
+    const MutexLock lock(mutex_);
+    if (std::exchange(closed_, true)) return 0;
+  }
+  if (worker_.Wait(until)) return 0;
   uint64_t dropped = 0;
-  std::unique_lock lock(mutex_);
-  closing_ = true;
-  const std::unique_ptr<std::thread> thread = std::move(thread_);
-  if (!thread) return 0;
-  if (pid_ != getpid()) {
-    (void)new std::thread(std::move(*thread));  // it is in the parent
-    return 0;
+  {
+    std::deque<std::unique_ptr<Job>> victims;  // destroyed without the lock
+    PrefixNews current;
+    MutexLock lock(mutex_);
+    while (encoding_) changed_.Wait(lock);
+    for (const auto& job : queue_) dropped += job->Objects();
+    queue_.swap(victims);
+    if (current_ != nullptr) {
+      dropped += current_->Objects();
+      current = current_->GiveUp();
+    }
+    stats_.queued = stats_.queued_bytes = 0;
+    stats_.dropped += dropped;
+    left_ = true;
   }
-  changed_.notify_all();
-  if (changed_.wait_until(lock, until, [&] { return ended_; })) {
-    lock.unlock();
-    thread->join();
-    return 0;
-  }
-  changed_.wait(lock, [&] { return !encoding_; });
-  for (const auto& job : queue_) dropped += job->Objects();
-  queue_.swap(victims);
-  if (current_ != nullptr) {
-    dropped += current_->Objects();
-    current = current_->GiveUp();
-  }
-  stats_.queued = stats_.queued_bytes = 0;
-  stats_.dropped += dropped;
-  left_ = true;
-  thread->detach();
-  changed_.notify_all();
+  changed_.NotifyAll();
+  worker_.Abandon();
   return dropped;
 }
 
 PrefixWriterStats PrefixWriter::stats() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return stats_;
 }
 

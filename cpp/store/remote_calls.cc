@@ -1,17 +1,14 @@
 #include "store/remote_calls.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "base/fork_guard.h"
-#include "base/processors.h"
+#include "base/mutex.h"
+#include "base/worker.h"
 
 namespace gkv {
 namespace {
@@ -30,21 +27,20 @@ struct RemoteCalls::State {
 
   const RemoteCallOptions options;
   const Work probe;
-  std::mutex mutex;  // guards what follows
-  std::condition_variable changed;
-  Breaker read, write;
+  Mutex mutex{AtFork::kWaits};
+  Condition changed{mutex};
+  Breaker read GUARDED_BY(mutex), write GUARDED_BY(mutex);
   // Abandoned, and not yet longer in their step than the time-out.
-  std::vector<std::shared_ptr<Call>> late;
-  std::shared_ptr<Call> probing;
-  RemoteCallStats stats;
-  const ForkGuard guard{mutex, &changed};
+  std::vector<std::shared_ptr<Call>> late GUARDED_BY(mutex);
+  std::shared_ptr<Call> probing GUARDED_BY(mutex);
+  RemoteCallStats stats GUARDED_BY(mutex);
 
   State(const RemoteCallOptions& o, Work p) : options(o), probe(std::move(p)) {
     read.backoff = write.backoff = options.first_backoff;
     late.reserve(options.max_calls);
   }
 
-  void Trip(Breaker& breaker, Clock::time_point now) {
+  void Trip(Breaker& breaker, Clock::time_point now) REQUIRES(mutex) {
     if (breaker.open && !breaker.trial) return;  // it failed already
     breaker.open = true;
     breaker.trial = false;
@@ -53,7 +49,7 @@ struct RemoteCalls::State {
     ++stats.opened;
   }
 
-  void TripBoth(Clock::time_point now) {
+  void TripBoth(Clock::time_point now) REQUIRES(mutex) {
     Trip(read, now);
     Trip(write, now);
   }
@@ -63,7 +59,7 @@ struct RemoteCalls::State {
   }
 
   // What abandoned calls and probes turned out to be meanwhile.
-  void Judge(Clock::time_point now) {
+  void Judge(Clock::time_point now) REQUIRES(mutex) {
     const auto overdue =
         std::partition(late.begin(), late.end(),
                        [&](const auto& call) { return !Overdue(*call, now); });
@@ -78,7 +74,8 @@ struct RemoteCalls::State {
   }
 
   // Whether a call may begin; `probe_due` if the next thing is a probe.
-  bool Admits(Side side, Clock::time_point now, bool& probe_due) {
+  bool Admits(Side side, Clock::time_point now, bool& probe_due)
+      REQUIRES(mutex) {
     Judge(now);
     if (!late.empty()) return false;
     if (read.open) {
@@ -93,7 +90,7 @@ struct RemoteCalls::State {
   // The thread of `call` is at its end.
   void End(const std::shared_ptr<Call>& call,
            const std::optional<std::string>& error) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     const Clock::time_point now = Clock::now();
     --stats.running;
     call->failed_ = error.has_value();
@@ -125,10 +122,12 @@ struct RemoteCalls::State {
       }
     }
     call->done_ = true;
-    changed.notify_all();
+    changed.NotifyAll();
   }
 
-  Breaker& Of(Side side) { return side == Side::kRead ? read : write; }
+  Breaker& Of(Side side) REQUIRES(mutex) {
+    return side == Side::kRead ? read : write;
+  }
 };
 
 RemoteCalls::RemoteCalls(const RemoteCallOptions& options, Work probe)
@@ -137,10 +136,11 @@ RemoteCalls::RemoteCalls(const RemoteCallOptions& options, Work probe)
 // Requires: the state is locked.
 void RemoteCalls::Launch(const std::shared_ptr<State>& state,
                          const std::shared_ptr<Call>& call, Work work) {
+  state->mutex.AssertHeld();
   call->step_began_ = Clock::now();
   ++state->stats.running;
   try {
-    std::thread(Unpinned([state, call, work = std::move(work)]() mutable {
+    RunElsewhere([state, call, work = std::move(work)]() mutable {
       std::optional<std::string> error;
       try {
         work(*call);
@@ -149,7 +149,7 @@ void RemoteCalls::Launch(const std::shared_ptr<State>& state,
       }
       work = nullptr;  // while whoever waits still does
       state->End(call, error);
-    })).detach();
+    });
   } catch (...) {
     --state->stats.running;
     throw;
@@ -158,8 +158,8 @@ void RemoteCalls::Launch(const std::shared_ptr<State>& state,
 
 bool RemoteCalls::Run(Side side, Work work) {
   const Clock::time_point deadline = Clock::now() + state_->options.timeout;
-  std::unique_lock lock(state_->mutex);
   State& state = *state_;
+  MutexLock lock(state.mutex);
   while (true) {
     bool probe_due = false;
     const bool admitted = state.Admits(side, Clock::now(), probe_due);
@@ -175,7 +175,7 @@ bool RemoteCalls::Run(Side side, Work work) {
       }
     }
     if (!admitted ||
-        state.changed.wait_until(lock, deadline) == std::cv_status::timeout) {
+        !state.changed.WaitUntil(lock, deadline)) {
       ++state.stats.refused;
       return false;
     }
@@ -197,19 +197,19 @@ bool RemoteCalls::Run(Side side, Work work) {
         side == Side::kRead ? deadline
                             : call->step_began_ + state.options.timeout;
     if (Clock::now() >= end) break;
-    state.changed.wait_until(lock, end);
+    state.changed.WaitUntil(lock, end);
   }
   if (call->done_) return !call->failed_;
   call->abandoned_ = true;
   ++state.stats.timeouts;
   state.late.push_back(call);
   state.Judge(Clock::now());
-  state.changed.notify_all();  // who waits for a thread need not any more
+  state.changed.NotifyAll();  // who waits for a thread need not any more
   return false;
 }
 
 RemoteCallStats RemoteCalls::stats() const {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   state_->Judge(Clock::now());
   RemoteCallStats stats = state_->stats;
   stats.reads_open = state_->read.open;
@@ -218,7 +218,7 @@ RemoteCallStats RemoteCalls::stats() const {
 }
 
 bool RemoteCalls::Call::Step() {
-  const std::lock_guard lock(state_->mutex);
+  const MutexLock lock(state_->mutex);
   if (abandoned_) return false;
   step_began_ = Clock::now();
   return true;

@@ -14,7 +14,7 @@
 #include "base/blake2b.h"
 #include "base/bytes.h"
 #include "base/error.h"
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "io/byte_io.h"
 
 namespace gkv {
@@ -75,12 +75,11 @@ struct Shared {
   Digest sign_key{};
   uint64_t max_object_bytes = 0;
 
-  std::mutex mutex;  // guards what follows
+  Mutex mutex{AtFork::kWaits};
   // Found damaged, or in part: the next Put writes these whatever is there, and
   // they are not there until then. True: their reader found it, so that they
   // would look sound again.
-  std::map<ObjectName, bool> rewrites;
-  const ForkGuard guard{mutex};
+  std::map<ObjectName, bool> rewrites GUARDED_BY(mutex);
 
   size_t header_bytes() const {
     return kPlainHeaderBytes + (is_signed ? sizeof(Digest) : 0);
@@ -105,21 +104,21 @@ struct Shared {
     return digest;
   }
   void Rewrite(const ObjectName& name, bool looks_sound = false) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     if (rewrites.size() >= kMaxRewrites) rewrites.erase(rewrites.begin());
     rewrites[name] |= looks_sound;
   }
   bool LooksSound(const ObjectName& name) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     const auto found = rewrites.find(name);
     return found != rewrites.end() && found->second;
   }
   bool IsRewrite(const ObjectName& name) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     return rewrites.contains(name);
   }
   void Rewritten(const ObjectName& name) {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     rewrites.erase(name);
   }
 
@@ -183,7 +182,7 @@ class Fetch {
 
   // What is there by now.
   Result Take() {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return std::move(result_);
   }
 
@@ -311,22 +310,22 @@ class Fetch {
         !Equal(shared_->Sign(names_[index], bytes), partial.signature)) {
       return Damage(index);
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (result_.loaded.empty()) return;  // taken
     result_.loaded[index] = {LoadState::kHit, {bytes, std::move(object)}};
   }
 
   void Damage(size_t index) {
     shared_->Rewrite(names_[index]);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++result_.damaged;
   }
 
   const std::shared_ptr<Shared> shared_;
   std::vector<ObjectName> names_;
   std::vector<std::string> keys_;
-  std::mutex mutex_;  // guards what follows
-  Result result_;
+  Mutex mutex_{AtFork::kLeaves};
+  Result result_ GUARDED_BY(mutex_);
 };
 
 // One Put, on the thread of its call: the first chunk last. False if the object
@@ -428,7 +427,7 @@ class Store final : public RemoteStore {
     Fetch::Result result = fetch->Take();
     const auto hits = static_cast<uint64_t>(
         std::ranges::count(result.loaded, LoadState::kHit, &Loaded::state));
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stats_.hits += hits;
     stats_.misses += keys.size() - hits;
     stats_.damaged += result.damaged;
@@ -447,7 +446,7 @@ class Store final : public RemoteStore {
             *written = Write(call, *shared, name, text, object);
           });
     }
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (!done) {
       ++stats_.failed_writes;
     } else if (*written) {
@@ -468,7 +467,7 @@ class Store final : public RemoteStore {
 
   void Damaged(const ObjectKey& key) noexcept override {
     Quietly([&] { shared_->Rewrite(shared_->Name(key.address), true); });
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     ++stats_.damaged;
   }
 
@@ -490,7 +489,7 @@ class Store final : public RemoteStore {
   }
 
   StoreStats stats() const override {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return stats_;
   }
 
@@ -533,9 +532,8 @@ class Store final : public RemoteStore {
 
   const std::shared_ptr<Shared> shared_;
   RemoteCalls calls_;
-  mutable std::mutex mutex_;  // guards what follows
-  StoreStats stats_;
-  const ForkGuard guard_{mutex_};
+  mutable Mutex mutex_{AtFork::kWaits};
+  StoreStats stats_ GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -69,6 +69,12 @@ class TreeTest(unittest.TestCase):
         self.write("cpp/engine/y.cc", "#include <pybind11/pybind11.h>\n")
         self.assertEqual(len(self.violations()), 1)
 
+    def test_only_base_has_mutexes_of_the_standard_library(self):
+        self.write("cpp/base/y.cc", "std::mutex mutex;\n")
+        self.assertEqual(self.violations(), [])
+        self.write("cpp/cache/y.h", "  mutable std::shared_mutex mutex_;\n")
+        self.assertEqual(len(self.violations()), 1)
+
     def test_include_paths_start_at_cpp(self):
         self.write("cpp/base/y.cc", '#include "x.h"\n')
         self.assertEqual(len(self.violations()), 1)

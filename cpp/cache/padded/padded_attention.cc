@@ -130,7 +130,7 @@ void PaddedCache::AttendRow(const Query& query, size_t r, float* out) const {
 }
 
 void PaddedCache::Attend(const Query& query, float* out) const {
-  const std::shared_lock lock(mutex_);
+  const ReadLock lock(mutex_);
   CheckQueries(query);
   const ScopedFpEnvironment fp_environment;  // this thread is the caller's
   const size_t row_floats = query.q_len * query.heads * shape_.head_dim;

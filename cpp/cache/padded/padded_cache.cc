@@ -56,7 +56,7 @@ PaddedCache::Range PaddedCache::Held(const Row& row) const {
 }
 
 std::vector<size_t> PaddedCache::lengths() const {
-  const std::shared_lock lock(mutex_);
+  const ReadLock lock(mutex_);
   std::vector<size_t> lengths;
   for (const Row& row : rows_) {
     lengths.push_back(std::min(row.total, shape_.capacity));
@@ -65,14 +65,14 @@ std::vector<size_t> PaddedCache::lengths() const {
 }
 
 std::vector<size_t> PaddedCache::positions() const {
-  const std::shared_lock lock(mutex_);
+  const ReadLock lock(mutex_);
   std::vector<size_t> positions;
   for (const Row& row : rows_) positions.push_back(row.total);
   return positions;
 }
 
 size_t PaddedCache::nbytes() const {
-  const std::shared_lock lock(mutex_);
+  const ReadLock lock(mutex_);
   size_t blocks = 0;
   for (const Row& row : rows_) blocks += row.blocks.size();
   return blocks * block_bytes_;
@@ -80,7 +80,7 @@ size_t PaddedCache::nbytes() const {
 
 void PaddedCache::Reset() {
   std::vector<Row> old(shape_.batch);
-  const std::unique_lock lock(mutex_);
+  const WriteLock lock(mutex_);
   std::swap(rows_, old);
   columns_ = 0;
 }
@@ -102,7 +102,7 @@ void PaddedCache::CheckRoom(size_t columns,
 void PaddedCache::Append(const float* k, const float* v, size_t columns,
                          std::span<const size_t> pads) {
   if (columns == 0) return;
-  const std::unique_lock lock(mutex_);
+  const WriteLock lock(mutex_);
   CheckRoom(columns, pads);
 
   // What may fail comes first, on the side.
@@ -166,7 +166,7 @@ size_t PaddedCache::NumSlots() const {
 }
 
 PaddedCache::Slots PaddedCache::Copy(bool values) const {
-  const std::shared_lock lock(mutex_);
+  const ReadLock lock(mutex_);
   Slots slots;
   slots.slots = NumSlots();
   const size_t token_floats = shape_.kv_heads * shape_.head_dim;
@@ -221,7 +221,7 @@ std::optional<PaddedCache::Range> PaddedCache::Seen(const Row& row,
 }
 
 PaddedCache::Mask PaddedCache::CausalMask(size_t q_len) const {
-  const std::shared_lock lock(mutex_);
+  const ReadLock lock(mutex_);
   CheckQueryLength(q_len);
   Mask mask;
   mask.slots = NumSlots();

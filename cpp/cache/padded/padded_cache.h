@@ -5,11 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <shared_mutex>
 #include <span>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "cache/block_pool.h"
 #include "gemmakv/kv_dtype.h"
 
@@ -110,17 +109,19 @@ class PaddedCache {
   };
 
   Slots Copy(bool values) const;
-  void CheckRoom(size_t columns, std::span<const size_t> pads) const;
+  void CheckRoom(size_t columns, std::span<const size_t> pads) const
+      REQUIRES(mutex_);
   void Write(const Row& row, size_t position, const float* k, const float* v,
              std::vector<float>& padded) const;
-  void CheckQueries(const Query& query) const;
-  void AttendRow(const Query& query, size_t row, float* out) const;
+  void CheckQueries(const Query& query) const REQUIRES_SHARED(mutex_);
+  void AttendRow(const Query& query, size_t row, float* out) const
+      REQUIRES_SHARED(mutex_);
   Range Held(const Row& row) const;
   // What the query `from_end` columns before the newest one sees, held or
   // not; nothing for a pad.
   std::optional<Range> Seen(const Row& row, size_t from_end) const;
-  void CheckQueryLength(size_t q_len) const;
-  size_t NumSlots() const;
+  void CheckQueryLength(size_t q_len) const REQUIRES_SHARED(mutex_);
+  size_t NumSlots() const REQUIRES_SHARED(mutex_);
   size_t key_offset(size_t kv_head) const { return 2 * kv_head * strip_bytes_; }
   size_t value_offset(size_t kv_head) const {
     return key_offset(kv_head) + strip_bytes_;
@@ -132,10 +133,9 @@ class PaddedCache {
   const size_t block_bytes_;
   const size_t blocks_per_row_;
   const std::shared_ptr<BlockPool> pool_;
-  mutable std::shared_mutex mutex_;
-  size_t columns_ = 0;     // given so far
-  std::vector<Row> rows_;  // [batch]
-  const ForkGuard guard_{mutex_};
+  mutable SharedMutex mutex_{AtFork::kWaits};
+  size_t columns_ GUARDED_BY(mutex_) = 0;     // given so far
+  std::vector<Row> rows_ GUARDED_BY(mutex_);  // [batch]
 };
 
 }  // namespace gkv

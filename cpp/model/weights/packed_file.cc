@@ -268,7 +268,7 @@ Hash128 PackedFile::HashOf(const Tensor& tensor, size_t piece) const {
 bool PackedFile::Check(const Tensor& tensor, ThreadPool& pool) const {
   std::vector<Hash128> hashes;
   {
-    const std::lock_guard lock(tensor.mutex);
+    const MutexLock lock(tensor.mutex);
     hashes = tensor.ahead;
   }
   const size_t known = hashes.size();
@@ -285,15 +285,15 @@ bool PackedFile::CheckAhead(
     std::chrono::steady_clock::time_point deadline) const {
   for (const auto& [name, tensor] : tensors_) {
     if (tensor.is_sound.load(std::memory_order_acquire)) continue;
-    std::unique_lock lock(tensor.mutex);
+    MutexLock lock(tensor.mutex);
     while (tensor.ahead.size() < tensor.num_pieces()) {
       if (std::chrono::steady_clock::now() >= deadline) return true;
       // The lock is for moments: a fork() waits for it. Another thread may be
       // quicker meanwhile.
       const size_t piece = tensor.ahead.size();
-      lock.unlock();
+      lock.Unlock();
       const Hash128 hash = HashOf(tensor, piece);
-      lock.lock();
+      lock.Lock();
       if (tensor.ahead.size() == piece) tensor.ahead.push_back(hash);
     }
     if (HashBytes(AsBytes(tensor.ahead)) != tensor.sum) continue;

@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/fork_guard.h"
 #include "base/hash.h"
+#include "base/mutex.h"
 #include "base/rounding.h"
 #include "base/thread_pool.h"
 #include "gemmakv/tensor_type.h"
@@ -103,9 +103,9 @@ class PackedFile {
   struct Tensor : PackedTensor {
     explicit Tensor(PackedTensor tensor) : PackedTensor(std::move(tensor)) {}
     mutable std::atomic<bool> is_sound{false};  // once Check has said so
-    mutable std::mutex mutex;                   // guards what follows
-    mutable std::vector<Hash128> ahead;  // of its first pieces, by CheckAhead
-    const ForkGuard guard{mutex};
+    mutable Mutex mutex{AtFork::kWaits};
+    // Of its first pieces, by CheckAhead.
+    mutable std::vector<Hash128> ahead GUARDED_BY(mutex);
   };
 
   // Throws IoError (no such file, ...) and CorruptFile: not a packed file of

@@ -18,7 +18,8 @@ namespace {
 constexpr int kMany = 5;
 
 TEST(RunLockTest, OneAtATime) {
-  RunGate gate;
+  ForkScope scope;
+  RunGate gate(scope);
   int value = 0;  // no atomic: the lock orders
   std::vector<std::thread> threads;
   for (int i = 0; i < 4; ++i) {
@@ -34,7 +35,8 @@ TEST(RunLockTest, OneAtATime) {
 }
 
 TEST(RunLockTest, MovesAndIsReleasedOnce) {
-  RunGate gate;
+  ForkScope scope;
+  RunGate gate(scope);
   RunLock a = gate.Lock();
   EXPECT_TRUE(gate.Owns(a));
   EXPECT_FALSE(gate.TryLock());
@@ -52,7 +54,8 @@ TEST(RunLockTest, MovesAndIsReleasedOnce) {
 }
 
 TEST(RunLockTest, PollMayGiveUp) {
-  RunGate gate;
+  ForkScope scope;
+  RunGate gate(scope);
   const RunLock held = gate.Lock();
   int polls = 0;
   EXPECT_THROW(gate.Lock([&] {
@@ -63,7 +66,8 @@ TEST(RunLockTest, PollMayGiveUp) {
 }
 
 TEST(RunLockTest, NobodyWaitsForAReader) {
-  RunGate gate;
+  ForkScope scope;
+  RunGate gate(scope);
   const RunLock held = gate.Lock();
   held.set_waits_for_reader(true);
   int looks = 0;
@@ -77,7 +81,8 @@ TEST(RunLockTest, NobodyWaitsForAReader) {
 }
 
 TEST(RunLockTest, WaitsForWorkHoweverLong) {
-  RunGate gate;
+  ForkScope scope;
+  RunGate gate(scope);
   RunLock held = gate.Lock();
   held.set_waits_for_reader(true);
   held.set_waits_for_reader(false);
@@ -91,7 +96,8 @@ TEST(RunLockTest, WaitsForWorkHoweverLong) {
 // A reader that is at it has time to take what there is, also where a call has
 // waited for longer than that before.
 TEST(RunLockTest, AReaderHasTimeHoweverLongACallHasWaited) {
-  RunGate gate;
+  ForkScope scope;
+  RunGate gate(scope);
   RunLock held = gate.Lock();
   held.set_waits_for_reader(true);
   int looks = 0;
@@ -106,7 +112,8 @@ TEST(RunLockTest, AReaderHasTimeHoweverLongACallHasWaited) {
 
 // The mark belongs to the lock that set it.
 TEST(RunLockTest, ReleasingForgetsTheReader) {
-  RunGate gate;
+  ForkScope scope;
+  RunGate gate(scope);
   RunLock held = gate.Lock();
   held.set_waits_for_reader(true);
   held.Release();

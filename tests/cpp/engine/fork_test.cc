@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/watchdog.h"
 #include "engine/gemma.h"
 #include "model/tiny_model.h"
@@ -35,8 +35,8 @@ std::atomic<bool> goes_on = false;
     stopped = true;
     stopped.notify_all();
     // As long as nothing waits for what is held.
-    const size_t waits = gkv::ForkGuard::waits();
-    while (!goes_on && gkv::ForkGuard::waits() == waits) {
+    const size_t waits = gkv::ForkScope::waits();
+    while (!goes_on && gkv::ForkScope::waits() == waits) {
       std::this_thread::yield();
     }
   }

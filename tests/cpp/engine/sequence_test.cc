@@ -268,6 +268,25 @@ TEST_F(SequenceTest, WaitsForItsReader) {
   EXPECT_EQ(stream->Result().token_ids, Tokens{7});
 }
 
+TEST_F(SequenceTest, AnErrorAfterDeliveredTokensStaysWhatItIs) {
+  const auto stream = NewStream(20, true);
+  Sequence& s =
+      Make({.stream = stream,
+            .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10})});
+  s.Start();
+  Step(s);
+  EXPECT_EQ(stream->NextEvent()->token_id, 7);
+  s.Fail(std::make_exception_ptr(CorruptFile("weights of layer 3 are damaged")));
+  try {
+    stream->Result();
+    ADD_FAILURE();
+  } catch (const CorruptFile& error) {
+    EXPECT_STREQ(error.what(),
+                 "weights of layer 3 are damaged; the conversation keeps the 1 "
+                 "tokens that were delivered");
+  }
+}
+
 // As that of a Python exception: whoever has the interpreter's lock may be
 // asking the stream something.
 TEST_F(SequenceTest, AnErrorThatNobodyGetsIsDestroyedBehindNoLock) {

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/flush_to_zero.h"
+#include "base/fp_environment.h"
 #include "gtest/gtest.h"
 
 namespace gkv {
@@ -92,6 +94,19 @@ TEST(RopeTableTest, BitsDoNotDependOnTheSizeOfTheTable) {
       ASSERT_EQ(sin[0], sin[1]) << p << " of " << positions;
     }
   }
+}
+
+TEST(RopeTableTest, BitsDoNotDependOnWhoMakesIt) {
+  RopeTable expected(1e6, 8.0, 256);
+  const OddFpEnvironment odd;
+  RopeTable found(1e6, 8.0, 256);
+  EXPECT_TRUE(found.Equals(expected));
+  found.Reserve(100000);
+  {
+    const ScopedFpEnvironment fp_environment;
+    expected.Reserve(100000);
+  }
+  EXPECT_TRUE(found.Equals(expected));
 }
 
 // The others keep the frequencies that they have without.

@@ -1,0 +1,237 @@
+#ifndef GEMMAKV_BASE_MUTEX_H_
+#define GEMMAKV_BASE_MUTEX_H_
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+
+// Attributes for Clang's thread-safety analysis, which makes errors of what is
+// forgotten; other compilers see nothing.
+#if defined(__clang__)
+#define GKV_ANALYSIS(...) __attribute__((__VA_ARGS__))
+#else
+#define GKV_ANALYSIS(...)
+#endif
+// Of a member: only a thread that holds the mutex touches it.
+#define GUARDED_BY(mutex) GKV_ANALYSIS(guarded_by(mutex))
+// Of a function: whoever calls it holds the mutex.
+#define REQUIRES(...) GKV_ANALYSIS(requires_capability(__VA_ARGS__))
+#define REQUIRES_SHARED(...) \
+  GKV_ANALYSIS(requires_shared_capability(__VA_ARGS__))
+// Of a function: whoever calls it does not.
+#define EXCLUDES(...) GKV_ANALYSIS(locks_excluded(__VA_ARGS__))
+// Of a function that the analysis cannot follow.
+#define NOT_ANALYZED GKV_ANALYSIS(no_thread_safety_analysis)
+
+namespace gkv {
+
+// Mutexes, and what fork() does with them.
+//
+// fork() copies one thread of a process. A mutex that another thread held is
+// held for ever in the child, and what it guards may be half changed. So each
+// mutex says when it is made what becomes of it:
+//  - AtFork::kWaits: fork() waits until nobody holds it, and holds it while the
+//    process is copied. A child finds what it guards whole, and may lock it.
+//    For mutexes that are held for moments, and by nobody who forks, or who
+//    waits for one that forks.
+//  - AtFork::kLeaves: a child may find it held, and never locks it.
+//  - A ForkScope: as kWaits, together with the others of the scope. Scopes are
+//    in a list, which takes 50 ns to enter and to leave; kWaits is a scope of
+//    one. An object that is made as often as a conversation has one for all.
+//
+// fork() takes all mutexes of all scopes; where one of them is held it lets go
+// of the others and tries again. So the order in which others lock them does
+// not matter.
+enum class AtFork { kWaits, kLeaves };
+
+class ForkMember;
+
+// Mutexes and conditions of one object, which live no longer than this. The
+// first that is destroyed takes it out of the list: the object is at its end.
+class ForkScope {
+ public:
+  ForkScope();
+  ~ForkScope() { Leave(); }
+  ForkScope(const ForkScope&) = delete;
+  ForkScope& operator=(const ForkScope&) = delete;
+
+  // How often a fork() has found a mutex held, and has waited. For tests.
+  static size_t waits() noexcept;
+
+ private:
+  friend class ForkMember;
+  friend struct ForkScopes;
+  void Leave() noexcept;
+
+  std::atomic<ForkMember*> newest_ = nullptr;  // it leads to the others
+  ForkMember* held_ = nullptr;  // the newest one that fork() holds
+  bool listed_ = true;
+  ForkScope* before_ = nullptr;  // neighbours in the list of all
+  ForkScope* after_ = nullptr;
+};
+
+// One of a scope, or of none. What derives from it joins the scope when all of
+// it is made, and leaves before any of it is destroyed.
+class ForkMember {
+ public:
+  ForkMember(const ForkMember&) = delete;
+  ForkMember& operator=(const ForkMember&) = delete;
+
+ protected:
+  explicit ForkMember(ForkScope* scope) : scope_(scope) {}
+  explicit ForkMember(AtFork at_fork);
+  ~ForkMember() = default;
+  void JoinScope() noexcept;
+  void LeaveScope() noexcept {
+    if (scope_ != nullptr) scope_->Leave();
+  }
+  ForkScope* scope() const { return scope_; }
+
+ private:
+  friend struct ForkScopes;
+  virtual bool TryLockForFork() { return true; }
+  virtual void UnlockAfterFork() {}
+  virtual void RenewInChild() = 0;
+
+  const std::unique_ptr<ForkScope> own_;
+  ForkScope* const scope_;
+  ForkMember* next_ = nullptr;  // the one before it in the scope
+};
+
+class GKV_ANALYSIS(capability("mutex")) Mutex final : public ForkMember {
+ public:
+  explicit Mutex(AtFork at_fork) : ForkMember(at_fork) { JoinScope(); }
+  explicit Mutex(ForkScope& scope) : ForkMember(&scope) { JoinScope(); }
+  ~Mutex() { LeaveScope(); }
+
+  void Lock() GKV_ANALYSIS(acquire_capability()) { mutex_.lock(); }
+  bool TryLock() GKV_ANALYSIS(try_acquire_capability(true)) {
+    return mutex_.try_lock();
+  }
+  void Unlock() GKV_ANALYSIS(release_capability()) { mutex_.unlock(); }
+  // For a function that cannot name the mutex which its caller holds.
+  void AssertHeld() const GKV_ANALYSIS(assert_capability(this)) {}
+
+ private:
+  friend class Condition;
+  friend class MutexLock;
+  bool TryLockForFork() override { return mutex_.try_lock(); }
+  void UnlockAfterFork() override { mutex_.unlock(); }
+  void RenewInChild() override { mutex_.unlock(); }
+
+  std::mutex mutex_;
+};
+
+// Holds a mutex until the end of its scope, or until Unlock().
+class GKV_ANALYSIS(scoped_lockable) MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) GKV_ANALYSIS(acquire_capability(mutex))
+      : lock_(mutex.mutex_) {}
+  // Of a mutex that the thread holds already.
+  MutexLock(Mutex& mutex, std::adopt_lock_t)
+      GKV_ANALYSIS(requires_capability(mutex))
+      : lock_(mutex.mutex_, std::adopt_lock) {}
+  ~MutexLock() GKV_ANALYSIS(release_capability()) {}
+  MutexLock(const MutexLock&) = delete;
+
+  void Lock() GKV_ANALYSIS(acquire_capability()) { lock_.lock(); }
+  void Unlock() GKV_ANALYSIS(release_capability()) { lock_.unlock(); }
+
+ private:
+  friend class Condition;
+  std::unique_lock<std::mutex> lock_;
+};
+
+// What threads wait for while they hold a mutex. A child of fork(), which has
+// none of these threads, begins with a new one.
+class Condition final : public ForkMember {
+ public:
+  explicit Condition(Mutex& mutex) : ForkMember(mutex.scope()) {
+    JoinScope();
+  }
+  ~Condition() { LeaveScope(); }
+
+  void NotifyOne() noexcept { changed_.notify_one(); }
+  void NotifyAll() noexcept { changed_.notify_all(); }
+
+  // The lock is that of the mutex. `done` is asked under it, and is written
+  // `[&]() REQUIRES(mutex_) { ... }`. With a time: what it said last.
+  void Wait(MutexLock& lock) { changed_.wait(lock.lock_); }
+  template <typename Done>
+  void Wait(MutexLock& lock, const Done& done) NOT_ANALYZED {
+    while (!done()) Wait(lock);
+  }
+  // False where the time is over.
+  template <typename Clock, typename Duration>
+  bool WaitUntil(MutexLock& lock,
+                 const std::chrono::time_point<Clock, Duration>& until) {
+    return changed_.wait_until(lock.lock_, until) == std::cv_status::no_timeout;
+  }
+  template <typename Clock, typename Duration, typename Done>
+  bool WaitUntil(MutexLock& lock,
+                 const std::chrono::time_point<Clock, Duration>& until,
+                 const Done& done) NOT_ANALYZED {
+    return changed_.wait_until(lock.lock_, until, done);
+  }
+  template <typename Rep, typename Period, typename Done>
+  bool WaitFor(MutexLock& lock, const std::chrono::duration<Rep, Period>& time,
+               const Done& done) NOT_ANALYZED {
+    return changed_.wait_for(lock.lock_, time, done);
+  }
+  template <typename Rep, typename Period>
+  bool WaitFor(MutexLock& lock,
+               const std::chrono::duration<Rep, Period>& time) {
+    return changed_.wait_for(lock.lock_, time) == std::cv_status::no_timeout;
+  }
+
+ private:
+  void RenewInChild() override;
+
+  std::condition_variable changed_;
+};
+
+// One writer, or any number of readers.
+class GKV_ANALYSIS(capability("mutex")) SharedMutex final : public ForkMember {
+ public:
+  explicit SharedMutex(AtFork at_fork) : ForkMember(at_fork) { JoinScope(); }
+  ~SharedMutex() { LeaveScope(); }
+
+ private:
+  friend class ReadLock;
+  friend class WriteLock;
+  bool TryLockForFork() override { return mutex_.try_lock(); }
+  void UnlockAfterFork() override { mutex_.unlock(); }
+  void RenewInChild() override;
+
+  std::shared_mutex mutex_;
+};
+
+class GKV_ANALYSIS(scoped_lockable) ReadLock {
+ public:
+  explicit ReadLock(SharedMutex& mutex)
+      GKV_ANALYSIS(acquire_shared_capability(mutex))
+      : lock_(mutex.mutex_) {}
+  ~ReadLock() GKV_ANALYSIS(release_capability()) {}
+
+ private:
+  const std::shared_lock<std::shared_mutex> lock_;
+};
+
+class GKV_ANALYSIS(scoped_lockable) WriteLock {
+ public:
+  explicit WriteLock(SharedMutex& mutex)
+      GKV_ANALYSIS(acquire_capability(mutex))
+      : lock_(mutex.mutex_) {}
+  ~WriteLock() GKV_ANALYSIS(release_capability()) {}
+
+ private:
+  const std::unique_lock<std::shared_mutex> lock_;
+};
+
+}  // namespace gkv
+
+#endif  // GEMMAKV_BASE_MUTEX_H_
