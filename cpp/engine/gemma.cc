@@ -513,7 +513,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
 std::shared_ptr<TokenStream> Gemma::StartRows(
     const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
     RowOutput::Kind kind, bool all_positions, float* rows,
-    const std::function<void()>& poll, const PrefixUse& prefix) {
+    const std::function<void()>& poll, const PrefixAccess& prefix) {
   if (tokens.empty()) {
     throw InvalidArgument("tokens is empty, expected at least one token id");
   }
@@ -668,7 +668,8 @@ void Gemma::HiddenStates(std::span<const std::span<const int32_t>> texts,
   constexpr std::chrono::milliseconds kPollInterval{50};
   const size_t hidden = config().hidden_size;
   const bool all = pooling == Pooling::kMean;
-  const PrefixUse unshared = {.view = prefix_.view, .mode = PrefixMode::kOff};
+  const PrefixAccess unshared = {.view = prefix_.view,
+                                 .mode = PrefixMode::kOff};
   for (size_t first = 0; first < texts.size();) {
     size_t end = first, tokens = 0;
     std::vector<std::shared_ptr<TokenStream>> streams;

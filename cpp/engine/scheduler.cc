@@ -202,7 +202,8 @@ bool Scheduler::HasWork() const {
   // There are places.
   for (const Sequence& sequence : waiting_) {
     Look(1);
-    if (!sequence.follows() && !sequence.fetches()) return true;
+    const PrefixUse& prefix = sequence.prefix();
+    if (!prefix.follows() && !prefix.fetches()) return true;
   }
   return false;
 }
@@ -211,8 +212,8 @@ bool Scheduler::HasWork() const {
 std::optional<Sequence::Clock::time_point> Scheduler::NextDeadline() const {
   std::optional<Sequence::Clock::time_point> next = next_deadline_;
   for (const Sequence& sequence : waiting_) {
-    if (!sequence.fetches()) continue;
-    const auto deadline = sequence.fetch_deadline();
+    if (!sequence.prefix().fetches()) continue;
+    const auto deadline = sequence.prefix().fetch_deadline();
     next = std::min(next.value_or(deadline), deadline);
   }
   return next;
@@ -241,8 +242,9 @@ void Scheduler::StartSequences() {
     if (any_waits &&
         (at == sequences_.end() || waiting->number() < at->number())) {
       const auto next = waiting++;
-      if (next->follows() || next->fetches() || FollowsAnother(*next) ||
-          next->Fetch(wake_up_)) {
+      PrefixUse& prefix = next->prefix();
+      if (prefix.follows() || prefix.fetches() || FollowsAnother(*next) ||
+          prefix.Fetch(wake_up_)) {
         continue;
       }
       // Behind those that run; who comes back is where it was.
@@ -280,11 +282,11 @@ void Scheduler::Move(std::list<Sequence>& from,
 
 // Whether an earlier one reads now what it begins with.
 bool Scheduler::FollowsAnother(Sequence& sequence) {
-  if (!sequence.reads_prefix()) return false;
+  if (!sequence.prefix().reads()) return false;
   for (Sequence& other : sequences_) {
     if (other.number() > sequence.number()) break;
     Look(1);
-    if (sequence.Follow(other)) return true;
+    if (sequence.prefix().Follow(other.prefix())) return true;
   }
   return false;
 }
@@ -391,7 +393,7 @@ void Scheduler::RunStep() {
   if (rows >= kMeasuredRows) {
     const double seconds = seconds_since(prepared);
     for (const StepSlice& slice : slices_) {
-      slice.sequence->NoteSpeed(seconds / static_cast<double>(rows));
+      slice.sequence->prefix().NoteSpeed(seconds / static_cast<double>(rows));
     }
   }
   const size_t sequences = slices_.size();
@@ -665,7 +667,7 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
 // waits for its reader, else one that is younger; of these, the youngest. A
 // batch that does not fit takes nothing from its own that are done.
 bool Scheduler::MakeRoom(Sequence& sequence) {
-  if (sequence.GiveUpIndexed()) return true;
+  if (sequence.prefix().GiveUpIndexed()) return true;
   Sequence* victim = YoungestSettled(sequence);
   bool younger = true;
   for (auto other = sequences_.rbegin(); other != sequences_.rend(); ++other) {

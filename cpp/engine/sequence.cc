@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -13,29 +12,25 @@ namespace {
 
 size_t MaskWords(size_t vocab_size) { return CeilDiv(vocab_size, 32); }
 
-// Long prompts leave resume points at multiples of it.
-constexpr size_t kPointDistance = 4096;
-// Fewer tokens are not worth waiting for, nor a resume point.
-constexpr size_t kWorthSharing = 64;
-
 bool Has(std::span<const uint32_t> mask, int32_t id) {
   return (mask[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
 }
 
 }  // namespace
 
-Sequence::Sequence(Parts parts) : parts_(std::move(parts)) {
+Sequence::Sequence(Parts parts)
+    : parts_(std::move(parts)),
+      next_(cache().next_position_for_logits()),
+      target_(cache().length()),
+      logits_begin_(target_ - (parts_.consumer ? parts_.output_rows : 0)),
+      prefix_(std::move(parts_.prefix), stream(), LookUpLimit()) {
   if (parts_.batch) {
     ++parts_.batch->undecided;
     ++parts_.batch->unstarted;
   }
-  target_ = cache().length();
-  logits_begin_ = target_ - (parts_.consumer ? parts_.output_rows : 0);
-  next_ = cache().next_position_for_logits();
   // After a truncation past the window, positions before the end of what is
   // held are replayed: those were not served from the cache.
   stream().set_cached_tokens(next_);
-  if (parts_.prefix.view) prompt_ = cache().tokens();
 }
 
 // At most so many tokens may come from the prefix cache.
@@ -43,159 +38,18 @@ size_t Sequence::LookUpLimit() const {
   return std::min(logits_begin_, target_ - 1);
 }
 
-bool Sequence::Follow(Sequence& earlier) {
-  leader_ = nullptr;
-  if (!parts_.prefix.reads() || !earlier.parts_.prefix.writes() ||
-      earlier.state_ != State::kPrefilling || earlier.preempted_ ||
-      !parts_.prefix.view->Same(*earlier.parts_.prefix.view)) {
-    return false;
-  }
-  const size_t limit = std::min(LookUpLimit(), earlier.prompt_.size());
-  const auto end = prompt_.begin() + static_cast<ptrdiff_t>(limit);
-  const auto common = static_cast<size_t>(
-      std::mismatch(prompt_.begin(), end, earlier.prompt_.begin()).first -
-      prompt_.begin());
-  if (common <= std::max(earlier.next_, next_) + kWorthSharing ||
-      cache().layout().hash() != earlier.cache().layout().hash()) {
-    return false;
-  }
-  const PrefixOffer known =
-      parts_.prefix.view->Find(cache(), prompt_, LookUpLimit());
-  if (common <= known.start + kWorthSharing) return false;
-  if (!earlier.lead_) earlier.lead_ = std::make_shared<Lead>();
-  earlier.AddPoint(common);
-  leader_ = earlier.lead_;
-  awaited_ = common;
-  return true;
-}
-
-bool Sequence::Fetch(const std::shared_ptr<WakeUp>& wake_up) {
-  if (state_ != State::kWaiting || !parts_.prefix.reads() ||
-      std::exchange(fetched_, true)) {
-    return false;
-  }
-  try {
-    fetch_ = parts_.prefix.view->Fetch(
-        cache(), prompt_, LookUpLimit(), parts_.prefix.boundaries, [wake_up] {
-          // Taking the lock orders this behind a check that is under way.
-          {
-            const std::lock_guard lock(wake_up->mutex);
-          }
-          wake_up->changed.notify_all();
-        });
-  } catch (const std::bad_alloc&) {
-  } catch (const std::system_error&) {
-    // It computes what it would have found.
-  }
-  return fetches();
-}
-
-// Leaves what did not come in time.
-void Sequence::EndFetch() {
-  if (!fetch_) return;
-  if (!fetch_->done()) {
-    parts_.prefix.view->cache().loader()->TimedOut(*fetch_);
-  }
-  fetch_ = nullptr;
-}
-
 void Sequence::Start() {
   if (state_ == State::kWaiting && parts_.batch) --parts_.batch->unstarted;
   state_ = State::kPrefilling;
-  leader_ = nullptr;
-  if (!parts_.prefix.view) return;
-  try {
-    LookUp();
-  } catch (const std::bad_alloc&) {
-    // It computes what it would have found.
-  }
-  EndFetch();
+  if (!prefix_.Resume(LookUpLimit())) return;
+  computed_ = true;  // there is something to give back
+  next_ = cache().next_position_for_logits();
 }
 
-void Sequence::LookUp() {
-  PrefixView& view = *parts_.prefix.view;
-  const size_t limit = LookUpLimit();
-  std::vector<int32_t> all;
-  if (preempted_) all = cache().tokens();
-  const std::span<const int32_t> tokens = preempted_ ? all : prompt_;
-  size_t parts_at = 0;
-  if (parts_.prefix.reads()) {
-    const size_t before = next_;
-    PrefixOffer offer = view.Find(cache(), tokens, limit, fetch_.get());
-    // It is asked for a second time up to here.
-    if (offer.match.parts || offer.match.known == limit) {
-      parts_at = offer.match.known;
-    }
-    PrefixHit hit;
-    const bool cheaper = offer.start == 0 && fetch_ && fetch_->cheaper();
-    const PrefixMiss miss =
-        cheaper ? PrefixMiss::kCheaper : PrefixView::MissOf(offer, limit);
-    if (offer.start > 0 &&
-        view.Take(cache(), stream().transaction().lock(), offer)) {
-      computed_ = true;  // there is something to give back
-      next_ = cache().next_position_for_logits();
-      warm_end_ = cache().computed();
-      hit = PrefixView::HitOf(offer, before, next_);
-    }
-    if (next_ < limit) hit.miss = miss;
-    if (!preempted_) {
-      stream().set_cached_tokens(next_, hit);
-      view.cache().Count(limit, hit);
-    }
-  }
-  if (preempted_ || !parts_.prefix.writes()) return;
-  points_ = view.Points(tokens, parts_.prefix.boundaries, next_);
-  if (parts_at > next_ + kWorthSharing) AddPoint(parts_at);
-}
-
-void Sequence::AddPoint(size_t position) {
-  points_.insert(std::lower_bound(points_.begin(), points_.end(), position),
-                 position);
-}
-
-// Ascending, each once.
-std::vector<size_t> Sequence::PointsWithin(size_t begin, size_t end) const {
-  std::vector<size_t> points;
-  for (const size_t p : points_) {
-    if (p > begin && p <= end) points.push_back(p);
-  }
-  const size_t far = RoundUp(begin + 1, kPointDistance);
-  if (far <= end) points.push_back(far);
-  std::sort(points.begin(), points.end());
-  points.erase(std::unique(points.begin(), points.end()), points.end());
-  return points;
-}
-
-void Sequence::PublishEnd() noexcept {
-  if (fetch_) fetch_->Abandon();
-  fetch_ = nullptr;
-  if (computed_ && parts_.prefix.writes()) {
-    parts_.prefix.view->Publish(cache(), {}, true);
-  }
-  if (lead_) lead_->over = true;
-  lead_ = nullptr;
-}
-
-bool Sequence::GiveUpIndexed() {
-  if (!parts_.prefix.view) return false;
-  const bool took = std::exchange(takes_points_, false);
-  return parts_.prefix.view->GiveUp(cache()) || took;
-}
-
-bool Sequence::LeavePrefix() {
-  if (!computed_ || (!parts_.prefix.reads() && !parts_.prefix.writes())) {
-    return false;
-  }
-  parts_.prefix.mode = PrefixMode::kOff;
-  return true;
-}
-
-void Sequence::NoteSpeed(double seconds) const {
-  if (parts_.prefix.view) parts_.prefix.view->set_seconds_per_token(seconds);
-}
+bool Sequence::LeavePrefix() { return computed_ && prefix_.Leave(); }
 
 void Sequence::Preempt() {
-  PublishEnd();
+  prefix_.End(computed_);
   if (computed_) stream().transaction().GiveBlocksBack();
   computed_ = false;
   if (state_ == State::kSettled) return;
@@ -345,8 +199,9 @@ size_t Sequence::TakeGuesses(DraftModel::Request& request) noexcept {
 }
 
 PlanInput Sequence::ToPlan() const {
+  const size_t warm_end = prefix_.warm_end();
   const size_t target =
-      next_ < warm_end_ ? warm_end_ : target_ + guesses_.size();
+      next_ < warm_end ? warm_end : target_ + guesses_.size();
   return {next_, target, logits_begin_, state_ == State::kDecoding, served_};
 }
 
@@ -378,10 +233,8 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
     slice.masks.resize(slice.output.rows * MaskWords(vocab_size));
     slice.may_end.resize(slice.output.rows);
   }
-  // A step over what was computed before may be a warm-up.
-  if (takes_points_ && parts_.prefix.writes() &&
-      plan.begin >= cache().computed()) {
-    slice.points = PointsWithin(plan.begin, plan.end);
+  slice.points = prefix_.PointsIn(plan.begin, plan.end);
+  if (!slice.points.empty()) {
     for (const size_t p : slice.points) {
       if (p < plan.end) keep.push_back(p);
     }
@@ -477,12 +330,7 @@ void Sequence::TakeRows(StepSlice& slice, ThreadPool* pool) noexcept {
     }
     const std::vector<Checkpoint> points = cache().Commit(
         stream().transaction().lock(), slice.view, next_, slice.points);
-    // What a warm-up led to is right where it ends.
-    const bool warm = next_ == warm_end_ && parts_.prefix.writes();
-    if (!points.empty() || warm) {
-      parts_.prefix.view->Publish(cache(), points, warm);
-    }
-    if (lead_) lead_->reached = next_;
+    prefix_.Publish(points, next_);
     if (state_ == State::kPrefilling) stream().MarkComputed(next_);
     guesses_.clear();
     proposed_.clear();
@@ -510,7 +358,7 @@ void Sequence::Conclude() noexcept {
 
 void Sequence::Settle(FinishReason reason) noexcept {
   if (state_ == State::kSettled || state_ == State::kEnded) return;
-  PublishEnd();
+  prefix_.End(computed_);
   EndDrafter();
   GiveBackAtEnd();
   reason_ = reason;
@@ -538,7 +386,7 @@ void Sequence::GiveBackAtEnd() noexcept {
 
 void Sequence::Fail(std::exception_ptr error) noexcept {
   if (state_ == State::kEnded) return;
-  PublishEnd();
+  prefix_.End(computed_);
   parts_.drafter = nullptr;
   if (parts_.batch && !std::exchange(parts_.batch->failed, true)) {
     parts_.batch->error = error;

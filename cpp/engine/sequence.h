@@ -14,10 +14,10 @@
 #include "engine/constraint.h"
 #include "engine/draft_model.h"
 #include "engine/drafter.h"
+#include "engine/prefix_use.h"
 #include "engine/row_consumer.h"
 #include "engine/step_plan.h"
 #include "engine/token_stream.h"
-#include "store/prefix_cache.h"
 
 namespace gkv {
 
@@ -84,7 +84,7 @@ class Sequence {
     Address tenant = {};  // whose other requests may be guessed from
     std::optional<Clock::time_point> deadline = std::nullopt;
     std::shared_ptr<Batch> batch = nullptr;  // null: alone
-    PrefixUse prefix = {};
+    PrefixAccess prefix = {};
   };
 
   // Requires: the stream's transaction is open.
@@ -108,25 +108,12 @@ class Sequence {
   uint64_t number() const { return number_; }
   void set_number(uint64_t number) { number_ = number; }
   const Batch* batch() const { return parts_.batch.get(); }
-  bool reads_prefix() const { return parts_.prefix.reads(); }
+  PrefixUse& prefix() { return prefix_; }
+  const PrefixUse& prefix() const { return prefix_; }
   // It has not yet got back to where it was preempted.
   bool catching_up() const {
     return state_ == State::kPrefilling && preempted_;
   }
-
-  // Whether `earlier`, which came before, reads a prompt now that begins as
-  // this one does: then this one waits for it up to there, without a turn.
-  bool Follow(Sequence& earlier);
-  bool follows() const {
-    return leader_ && !leader_->over && leader_->reached < awaited_;
-  }
-
-  // Asks the tiers below RAM, once. True if it waits for them now, without a
-  // turn; `wake_up` is told when that is over.
-  bool Fetch(const std::shared_ptr<WakeUp>& wake_up);
-  bool fetches() const { return fetch_ && fetch_->pending(); }
-  // When it waits no longer. Requires: fetches().
-  Clock::time_point fetch_deadline() const { return fetch_->deadline(); }
 
   // kWaiting or kPreempted -> kPrefilling, behind what the prefix cache has.
   void Start();
@@ -174,15 +161,10 @@ class Sequence {
                     size_t hidden_size);
   // Fills the slice's masks; any thread. What it throws is in mask_error.
   void ComputeMasks(StepSlice& slice) noexcept;
-  // Has the index give up blocks of its pool, and takes no more points, which
-  // need room, too; false if that was so.
-  bool GiveUpIndexed();
   // Does without the prefix cache from now on; false if it did already, or has
   // computed nothing. What it took, or had to copy because the index had it,
   // may be a block more than what it needs alone.
   bool LeavePrefix();
-  // What one row of a prompt took.
-  void NoteSpeed(double seconds) const;
   // The step has run: takes its rows, and commits as far as guesses were right.
   // `pool` as in parallel_logits.h. Conclude() is due then.
   void TakeRows(StepSlice& slice, ThreadPool* pool) noexcept;
@@ -202,22 +184,11 @@ class Sequence {
   void EndAtDeadline() noexcept;
 
  private:
-  // For those that wait for this one.
-  struct Lead {
-    size_t reached = 0;
-    bool over = false;
-  };
-
   bool DraftReadsThis() const;
   void TakeState(const StepSlice& slice, size_t taken);
   bool TakeRow(const StepSlice& slice, size_t row, ThreadPool* pool);
   size_t GuessLimit(size_t max_guesses) const;
   size_t LookUpLimit() const;
-  void LookUp();
-  void AddPoint(size_t position);
-  std::vector<size_t> PointsWithin(size_t begin, size_t end) const;
-  void EndFetch();
-  void PublishEnd() noexcept;
   void EndDrafter() noexcept;
   void GiveBackAtEnd() noexcept;
 
@@ -231,15 +202,7 @@ class Sequence {
   bool sampled_ = false;         // its transcript ends with a token of its own
   bool computed_ = false;        // since it was started
   bool preempted_ = false;       // and has not caught up yet
-  std::vector<int32_t> prompt_;  // the transcript when it came
-  std::vector<size_t> points_;   // to take for the prefix cache, ascending
-  std::shared_ptr<Lead> lead_;   // of this one, if somebody follows
-  std::shared_ptr<const Lead> leader_;
-  std::shared_ptr<PrefixFetch> fetch_;  // on its way, or not yet looked at
-  bool fetched_ = false;                // the tiers were asked
-  bool takes_points_ = true;
-  size_t awaited_ = 0;       // position of its leader
-  size_t warm_end_ = 0;      // a warm-up leads up to here; it ends a step
+  PrefixUse prefix_;
   size_t drafted_from_ = 0;  // the drafter has seen the transcript up to here
   size_t asked_at_ = 0;      // the draft model was asked what follows here
   std::shared_ptr<DraftConversation> drafted_;  // what that knows of it

@@ -84,7 +84,7 @@ class PrefixTest : public ::testing::TestWithParam<std::string> {
   }
   std::vector<float> Logits(const std::shared_ptr<KVCache>& cache,
                             const Tokens& tokens, bool all,
-                            const PrefixUse& use) {
+                            const PrefixAccess& use) {
     std::vector<float> logits((all ? tokens.size() : 1) * kVocab);
     const auto stream = gemma_->StartRows(cache, tokens, RowOutput::kLogits,
                                           all, logits.data(), {}, use);
@@ -136,7 +136,7 @@ TEST_P(PrefixTest, APromptThatIsKnownIsNotComputedAgain) {
 TEST_P(PrefixTest, LogitsOfAllPositionsTakeNothingOfTheirOwn) {
   Load(GetParam());
   const Tokens prompt = Text(400, 1);
-  const PrefixUse use{view_, PrefixMode::kOn, {}};
+  const PrefixAccess use{view_, PrefixMode::kOn, {}};
   const auto cold = Logits(NewCache(), prompt, true, {});
   EXPECT_EQ(Logits(NewCache(), prompt, true, use), cold);
   EXPECT_EQ(cached_, 0u);
