@@ -403,6 +403,8 @@ bool Sequence::may_end() const {
 
 void Sequence::EndSettled() noexcept {
   if (!may_end()) return;
+  // Others may follow one that ends with its batch in the middle of its prompt.
+  if (state_ != State::kSettled) prefix_.End(computed_);
   if (!parts_.batch) {
     stream().End(reason_, nullptr);
   } else if (parts_.batch->failed) {
