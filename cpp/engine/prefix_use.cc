@@ -16,6 +16,14 @@ constexpr size_t kPointDistance = 4096;
 // Fewer tokens are not worth waiting for, nor a resume point.
 constexpr size_t kWorthSharing = 64;
 
+void TellChanged(WakeUp& wake_up) {
+  {
+    const std::lock_guard lock(wake_up.mutex);
+    wake_up.prefix_changed = true;
+  }
+  wake_up.changed.notify_all();
+}
+
 }  // namespace
 
 PrefixUse::PrefixUse(PrefixAccess access, TokenStream& stream, size_t limit)
@@ -23,7 +31,8 @@ PrefixUse::PrefixUse(PrefixAccess access, TokenStream& stream, size_t limit)
   if (access_.view) prompt_ = cache().tokens();
 }
 
-bool PrefixUse::Follow(PrefixUse& earlier) {
+bool PrefixUse::Follow(PrefixUse& earlier,
+                       const std::shared_ptr<WakeUp>& wake_up) {
   leader_ = nullptr;
   if (!reads() || !earlier.leads() ||
       !access_.view->Same(*earlier.access_.view)) {
@@ -42,6 +51,10 @@ bool PrefixUse::Follow(PrefixUse& earlier) {
   const PrefixOffer known = access_.view->Find(cache(), prompt_, limit_);
   if (common <= known.start + kWorthSharing) return false;
   earlier.AddPoint(common);
+  Lead& lead = *earlier.lead_;
+  lead.first_awaited = std::min(lead.first_awaited, common);
+  lead.last_awaited = std::max(lead.last_awaited, common);
+  lead.wake_up = wake_up;
   leader_ = earlier.lead_;
   awaited_ = common;
   return true;
@@ -51,13 +64,8 @@ bool PrefixUse::Fetch(const std::shared_ptr<WakeUp>& wake_up) {
   if (!reads() || std::exchange(fetched_, true)) return false;
   try {
     fetch_ = access_.view->Fetch(
-        cache(), prompt_, limit_, access_.boundaries, [wake_up] {
-          // Taking the lock orders this after a check that is under way.
-          {
-            const std::lock_guard lock(wake_up->mutex);
-          }
-          wake_up->changed.notify_all();
-        });
+        cache(), prompt_, limit_, access_.boundaries,
+        [wake_up] { TellChanged(*wake_up); });
   } catch (const std::bad_alloc&) {
   } catch (const std::system_error&) {
     // It computes what it would have found.
@@ -157,7 +165,11 @@ void PrefixUse::Publish(std::span<const Checkpoint> points,
   if (!points.empty() || warm) {
     access_.view->Publish(cache(), points, warm);
   }
-  if (lead_) lead_->reached = next;
+  if (!lead_) return;
+  const size_t before = std::exchange(lead_->reached, next);
+  if (next >= lead_->first_awaited && before < lead_->last_awaited) {
+    TellChanged(*lead_->wake_up);
+  }
 }
 
 void PrefixUse::NoteSpeed(double seconds) const {
@@ -182,7 +194,9 @@ void PrefixUse::End(bool computed) noexcept {
   if (computed && access_.writes()) {
     access_.view->Publish(cache(), {}, true);
   }
-  if (lead_) lead_->over = true;
+  if (!lead_) return;
+  lead_->over = true;
+  if (lead_->reached < lead_->last_awaited) TellChanged(*lead_->wake_up);
   lead_ = nullptr;
 }
 

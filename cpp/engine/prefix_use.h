@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -48,11 +49,14 @@ class PrefixUse {
 
   // ---- While the request waits ----
 
+  // Either tells `wake_up` (prefix_changed) when it is over, but for a tier's
+  // time, which ends by itself.
+
   // Follows `earlier` if that leads, and its prompt begins as this one does,
   // further than what is known already. Returns whether it does.
-  bool Follow(PrefixUse& earlier);
+  bool Follow(PrefixUse& earlier, const std::shared_ptr<WakeUp>& wake_up);
   // Asks the tiers below RAM, the first time; returns whether it waits for
-  // them. `wake_up` is told when that is over.
+  // them.
   bool Fetch(const std::shared_ptr<WakeUp>& wake_up);
   bool follows() const {
     return leader_ && !leader_->over && leader_->reached < awaited_;
@@ -94,6 +98,10 @@ class PrefixUse {
   struct Lead {
     size_t reached = 0;
     bool over = false;
+    // The positions that they wait for lie within; who is told of them.
+    size_t first_awaited = std::numeric_limits<size_t>::max();
+    size_t last_awaited = 0;
+    std::shared_ptr<WakeUp> wake_up = nullptr;
   };
 
   KVCache& cache() const { return stream_.transaction().cache(); }

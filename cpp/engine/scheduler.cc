@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <limits>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -28,23 +27,6 @@ constexpr size_t kMeasuredRows = 32;
 // A step waits so much of its own time to hear what constraints force.
 constexpr double kForcedShare = 0.02;
 
-// Competes for the blocks of its pool, now or when others let it.
-bool Active(const Sequence& sequence) {
-  const State state = sequence.state();
-  return (state == State::kPrefilling || state == State::kDecoding ||
-          state == State::kPreempted) &&
-         !sequence.stream().waits_for_reader();
-}
-
-bool SamePool(const Sequence& a, const Sequence& b) {
-  return &a.cache().pool() == &b.cache().pool();
-}
-
-bool Undecided(const Sequence& sequence) {
-  return sequence.state() != State::kSettled &&
-         sequence.state() != State::kEnded;
-}
-
 }  // namespace
 
 Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
@@ -53,6 +35,7 @@ Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
     : model_(std::move(model)),
       num_threads_(num_threads),
       options_(options),
+      queue_(options),
       clock_(profiled ? std::make_unique<StepClock>() : nullptr) {
   pool_ = std::make_unique<ThreadPool>(num_threads, processors);
   pool_->set_clock(clock_.get());
@@ -72,38 +55,8 @@ Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
 }
 
 Scheduler::~Scheduler() {
-  {
-    const std::lock_guard lock(wake_up_->mutex);
-    stopping_ = true;
-  }
-  wake_up_->changed.notify_all();
+  queue_.Stop();
   thread_.join();
-}
-
-void Scheduler::Submit(std::list<Sequence>&& sequences) {
-  StepWait::CheckNotInside(wake_up_.get());
-  for (const Sequence& sequence : sequences) {
-    TokenStream& stream = sequence.stream();
-    stream.set_wake_up(wake_up_);
-    // Whoever makes it waits for its end.
-    if (!stream.streamed()) stream.PrepareToWait();
-  }
-  {
-    const std::lock_guard lock(wake_up_->mutex);
-    const size_t limit =
-        options_.max_running +
-        std::min(options_.max_queued,
-                 std::numeric_limits<size_t>::max() - options_.max_running);
-    if (unfinished_ + sequences.size() > limit) {
-      throw QueueFull(StrCat("the model: ", unfinished_, " requests run or ",
-                             "wait and ", sequences.size(),
-                             " more are asked for, expected at most ", limit,
-                             " in total; try again later"));
-    }
-    unfinished_ += sequences.size();
-    incoming_.splice(incoming_.end(), sequences);
-  }
-  wake_up_->changed.notify_all();
 }
 
 // `pinned` is told when the thread is where it computes, or why it is not.
@@ -119,252 +72,28 @@ void Scheduler::Loop(std::span<const Processor> processors,
   pinned.set_value();
   const InsideStep inside(wake_up_.get());
   const ScopedFpEnvironment fp_environment;
-  while (WaitForWork()) {
+  while (queue_.WaitForWork()) {
     if (clock_) clock_->Begin();
     phase_.reset();
-    Interrupt();
-    DropEnded();
+    queue_.Interrupt();
+    Retire();
     try {
-      StartSequences();
+      queue_.Admit();
       RunStep();
     } catch (...) {
       slices_.clear();
-      FailYoungest(std::current_exception());
+      queue_.FailYoungest(std::current_exception());
     }
-    DropEnded();
+    Retire();
     if (clock_ && phase_) clock_->AddRest(*phase_);
   }
 }
 
-void Scheduler::FailYoungest(const std::exception_ptr& error) {
-  const auto running =
-      std::find_if(sequences_.rbegin(), sequences_.rend(), Undecided);
-  Sequence* youngest = running != sequences_.rend() ? &*running : nullptr;
-  if (!waiting_.empty() &&
-      (youngest == nullptr || youngest->number() < waiting_.back().number())) {
-    youngest = &waiting_.back();
-    ended_anywhere_ = true;
-  }
-  if (youngest != nullptr) youngest->Fail(error);
-}
-
-// False when all is over.
-bool Scheduler::WaitForWork() {
-  std::list<Sequence> arrivals;
-  bool stopping;
-  {
-    std::unique_lock lock(wake_up_->mutex);
-    const auto ready = [&] { return HasWork(); };
-    if (!ready()) {
-      if (const auto deadline = NextDeadline()) {
-        wake_up_->changed.wait_until(lock, *deadline, ready);
-      } else {
-        wake_up_->changed.wait(lock, ready);
-      }
-    }
-    arrivals.splice(arrivals.end(), incoming_);
-    interrupted_ |= std::exchange(wake_up_->interrupted, false);
-    stopping = stopping_;
-  }
-  TakeOver(arrivals);
-  if (!stopping) return true;
-  for (const auto* sequences : {&waiting_, &sequences_, &settled_}) {
-    for (const Sequence& sequence : *sequences) {
-      sequence.stream().Stop(TokenStream::Interrupt::kCancel);
-    }
-  }
-  interrupted_ = true;
-  return !waiting_.empty() || !sequences_.empty() || !settled_.empty();
-}
-
-void Scheduler::TakeOver(std::list<Sequence>& arrivals) {
-  for (Sequence& sequence : arrivals) {
-    sequence.set_number(++arrivals_);
-    if (const auto& deadline = sequence.deadline()) {
-      next_deadline_ = std::min(next_deadline_.value_or(*deadline), *deadline);
-    }
-    // It may have been told before this scheduler was who is told.
-    if (sequence.stream().interrupt() != TokenStream::Interrupt::kNone) {
-      interrupted_ = true;
-    }
-  }
-  waiting_.splice(waiting_.end(), arrivals);
-}
-
-// Requires: the wake-up's mutex is held. Of those that gave way, the oldest of
-// a pool runs if nothing older of it does: where one competes, one can go on.
-bool Scheduler::HasWork() const {
-  if (stopping_ || !incoming_.empty() || wake_up_->interrupted) return true;
-  for (const Sequence& sequence : sequences_) {
-    Look(1);
-    if (Active(sequence) || sequence.may_end()) return true;
-  }
-  // There are places.
-  for (const Sequence& sequence : waiting_) {
-    Look(1);
-    const PrefixUse& prefix = sequence.prefix();
-    if (!prefix.follows() && !prefix.fetches()) return true;
-  }
-  return false;
-}
-
-// When it is to go on though nobody wakes it.
-std::optional<Sequence::Clock::time_point> Scheduler::NextDeadline() const {
-  std::optional<Sequence::Clock::time_point> next = next_deadline_;
-  for (const Sequence& sequence : waiting_) {
-    if (!sequence.prefix().fetches()) continue;
-    const auto deadline = sequence.prefix().fetch_deadline();
-    next = std::min(next.value_or(deadline), deadline);
-  }
-  return next;
-}
-
-// Starts those that wait, in their order, as long as there are places; those
-// that gave way, the oldest of each pool, or one after the other: the next when
-// the one before has got back to where it was.
-void Scheduler::StartSequences() {
-  size_t active = 0;
-  bool gave_way = false, catching_up = false;
-  for (const Sequence& sequence : sequences_) {
-    if (!Active(sequence)) continue;
-    ++active;
-    gave_way = gave_way || sequence.state() == State::kPreempted;
-    catching_up = catching_up || sequence.catching_up();
-  }
-  Look(sequences_.size());
-  pools_.clear();  // of those that compete, and are older than `at`
-  auto waiting = waiting_.begin();
-  for (auto at = sequences_.begin();;) {
-    const bool any_waits =
-        waiting != waiting_.end() && active < options_.max_running;
-    if (!any_waits && (at == sequences_.end() || !gave_way)) break;
-    Look(1);
-    if (any_waits &&
-        (at == sequences_.end() || waiting->number() < at->number())) {
-      const auto next = waiting++;
-      PrefixUse& prefix = next->prefix();
-      if (prefix.follows() || prefix.fetches() || FollowsAnother(*next) ||
-          prefix.Fetch(wake_up_)) {
-        continue;
-      }
-      // Behind those that run; who comes back is where it was.
-      next->set_served(served_);
-      sequences_.splice(at, waiting_, next);
-      next->Start();
-      ++active;
-      if (gave_way) pools_.push_back(&next->cache().pool());
-      continue;
-    }
-    Sequence& sequence = *at++;
-    if (!gave_way || !Active(sequence)) continue;
-    const BlockPool* const pool = &sequence.cache().pool();
-    const bool is_oldest =
-        std::find(pools_.begin(), pools_.end(), pool) == pools_.end();
-    if (is_oldest) pools_.push_back(pool);
-    if (sequence.state() == State::kPreempted &&
-        (is_oldest || (ended_since_preempting_ && !catching_up))) {
-      sequence.Start();
-      catching_up = true;
-    }
-  }
-}
-
-// To where it belongs by its age.
-void Scheduler::Move(std::list<Sequence>& from,
-                     std::list<Sequence>::iterator what,
-                     std::list<Sequence>& to) {
-  auto before = to.end();
-  while (before != to.begin() && what->number() < std::prev(before)->number()) {
-    --before;
-  }
-  to.splice(before, from, what);
-}
-
-// Whether an earlier one reads now what it begins with.
-bool Scheduler::FollowsAnother(Sequence& sequence) {
-  if (!sequence.prefix().reads()) return false;
-  for (Sequence& other : sequences_) {
-    if (other.number() > sequence.number()) break;
-    Look(1);
-    if (sequence.prefix().Follow(other.prefix())) return true;
-  }
-  return false;
-}
-
-// Ends what was stopped, or has run out of time.
-void Scheduler::Interrupt() {
-  const bool over = next_deadline_ && Sequence::Clock::now() >= *next_deadline_;
-  if (!std::exchange(interrupted_, false) && !over) return;
-  next_deadline_.reset();
-  ended_anywhere_ = true;
-  for (auto* sequences : {&waiting_, &sequences_, &settled_}) {
-    InterruptAll(*sequences);
-  }
-}
-
-void Scheduler::InterruptAll(std::list<Sequence>& sequences) {
-  const Sequence::Clock::time_point now = Sequence::Clock::now();
-  Look(sequences.size());
-  for (Sequence& sequence : sequences) {
-    const TokenStream::Interrupt how = sequence.stream().interrupt();
-    const auto& deadline = sequence.deadline();
-    if (how == TokenStream::Interrupt::kAbort) {
-      sequence.Fail(nullptr);
-    } else if (how == TokenStream::Interrupt::kCancel) {
-      sequence.Settle(FinishReason::kCancelled);
-    } else if (deadline && now >= *deadline) {
-      sequence.EndAtDeadline();
-    } else if (deadline && (Undecided(sequence) || !sequence.batch())) {
-      next_deadline_ = std::min(next_deadline_.value_or(*deadline), *deadline);
-    }
-  }
-}
-
-void Scheduler::DropEnded() {
-  bool decided = std::exchange(ended_anywhere_, false);
-  // Some of those that wait may end, too. There may be many: they are looked at
-  // for these alone.
-  bool waiting_end = decided;
-  Look(sequences_.size());
-  for (auto at = sequences_.begin(); at != sequences_.end();) {
-    const auto sequence = at++;
-    sequence->EndSettled();
-    if (sequence->state() == State::kSettled && sequence->batch()) {
-      Move(sequences_, sequence, settled_);
-    } else if (sequence->state() == State::kEnded) {
-      if (const Batch* const batch = sequence->batch()) {
-        decided = decided || batch->decided();
-        waiting_end = waiting_end || (batch->failed && batch->unstarted > 0);
-      }
-      ended_.splice(ended_.end(), sequences_, sequence);
-    }
-  }
-  if (waiting_end) EndSettled(waiting_);
-  if (decided) EndSettled(settled_);
-  if (ended_.empty()) return;
-  const size_t ended = ended_.size();
-  ended_.clear();
-  ended_since_preempting_ = true;
+void Scheduler::Retire() {
+  if (!queue_.Retire()) return;
   // Those that no request can name any more.
   draft_models_.remove_if(
       [](const auto& draft) { return draft->orphaned(); });
-  const std::lock_guard lock(wake_up_->mutex);
-  unfinished_ -= ended;
-}
-
-// Ends those that wait or are settled, after some have come to their end.
-void Scheduler::EndSettled(std::list<Sequence>& sequences) {
-  Look(sequences.size());
-  for (auto at = sequences.begin(); at != sequences.end();) {
-    const auto sequence = at++;
-    sequence->EndSettled();
-    if (sequence->state() == State::kEnded) {
-      ended_.splice(ended_.end(), sequences, sequence);
-    } else if (sequence->state() == State::kSettled &&
-               &sequences == &waiting_) {
-      Move(sequences, sequence, sequence->batch() ? settled_ : sequences_);
-    }
-  }
 }
 
 void Scheduler::RunStep() {
@@ -607,20 +336,14 @@ void Scheduler::PrepareStep() {
   Draft();
   if (clock_) clock_->Hold(false);
   pool_->Enter(StepPart::kPlanning);
-  Look(sequences_.size());
-  std::vector<Sequence*> sequences;
+  const std::span<Sequence* const> round = queue_.Runnable();
   std::vector<PlanInput> inputs;
-  sequences.reserve(sequences_.size());
-  inputs.reserve(sequences_.size());
-  for (Sequence& sequence : sequences_) {
-    if (!sequence.runnable()) continue;
-    inputs.push_back(sequence.ToPlan());
-    sequences.push_back(&sequence);
-  }
+  inputs.reserve(round.size());
+  for (Sequence* const sequence : round) inputs.push_back(sequence->ToPlan());
   std::vector<PlannedSlice> plan = PlanStep(inputs, options_);
   slices_.reserve(plan.size());
   for (PlannedSlice& slice : plan) {
-    Sequence& sequence = *sequences[slice.sequence];
+    Sequence& sequence = *round[slice.sequence];
     // It may have given way to an older one meanwhile.
     while (sequence.runnable() && !PrepareSlice(sequence, slice)) {
     }
@@ -634,21 +357,23 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
   try {
     slices_.push_back(
         sequence.Prepare(plan, config.vocab_size, config.hidden_size));
-    sequence.set_served(++served_);
+    queue_.Serve(sequence);
     return true;
   } catch (const CacheFull&) {
     // No conversation gives way to guesses, nor fails for them.
     if (sequence.DropGuesses(plan)) return false;
-    if (MakeRoom(sequence)) return false;
-    for (const Sequence& other : sequences_) {
-      if (&other == &sequence) break;
-      if (Active(other) && SamePool(other, sequence)) {
-        Preempt(sequence);
-        return true;
-      }
+    // What is shared with those that run must not be copied then.
+    if (sequence.prefix().GiveUpIndexed()) return false;
+    if (Sequence* const victim = queue_.Victim(sequence)) {
+      queue_.Preempt(*victim);
+      return false;
+    }
+    if (queue_.OlderCompetes(sequence)) {
+      queue_.Preempt(sequence);
+      return true;
     }
     if (sequence.LeavePrefix()) {
-      Preempt(sequence);
+      queue_.Preempt(sequence);
       return true;
     }
     if (sequence.catching_up() && plan.end - plan.begin > 1) {
@@ -660,58 +385,6 @@ bool Scheduler::PrepareSlice(Sequence& sequence, PlannedSlice& plan) {
     sequence.Fail(std::current_exception());
   }
   return true;
-}
-
-// Has the prefix cache give up what is shared with those that run, so that none
-// of it must be copied. Then has another one give its blocks back: one that
-// waits for its reader, else one that is younger; of these, the youngest. A
-// batch that does not fit takes nothing from its own that are done.
-bool Scheduler::MakeRoom(Sequence& sequence) {
-  if (sequence.prefix().GiveUpIndexed()) return true;
-  Sequence* victim = YoungestSettled(sequence);
-  bool younger = true;
-  for (auto other = sequences_.rbegin(); other != sequences_.rend(); ++other) {
-    if (&*other == &sequence) {
-      younger = false;
-      continue;
-    }
-    if (other->state() == State::kEnded || !other->holds_computed() ||
-        !SamePool(*other, sequence)) {
-      continue;
-    }
-    const bool settled_apart =
-        other->state() == State::kSettled && other->batch() != sequence.batch();
-    if (other->stream().waits_for_reader()) {
-      victim = &*other;
-      break;
-    }
-    if (younger && (Active(*other) || settled_apart) &&
-        (victim == nullptr || victim->number() < other->number())) {
-      victim = &*other;
-    }
-  }
-  if (victim == nullptr) return false;
-  Preempt(*victim);
-  return true;
-}
-
-// Finds the youngest one that is done and younger than the sequence, of another
-// batch, with blocks of the same pool; null if there is none.
-Sequence* Scheduler::YoungestSettled(const Sequence& sequence) {
-  for (auto other = settled_.rbegin(); other != settled_.rend(); ++other) {
-    if (other->number() < sequence.number()) break;
-    if (other->batch() != sequence.batch() && other->holds_computed() &&
-        SamePool(*other, sequence)) {
-      return &*other;
-    }
-  }
-  return nullptr;
-}
-
-void Scheduler::Preempt(Sequence& sequence) {
-  sequence.Preempt();
-  ended_since_preempting_ = false;
-  ++preemptions_;
 }
 
 // Runs the step. Masks are made meanwhile.

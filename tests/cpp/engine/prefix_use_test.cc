@@ -123,17 +123,17 @@ TEST_F(PrefixUseTest, AFollowerWaitsUpToWhereThePromptsPart) {
   const Ids common = RandomIds(300, 1);
   const Driven leader = Make(Join(common, RandomIds(200, 2)));
   const Driven follower = Make(Join(common, RandomIds(100, 3)));
-  EXPECT_FALSE(follower.use->Follow(*leader.use)) << "it has not begun";
+  EXPECT_FALSE(follower.use->Follow(*leader.use, wake_up_)) << "it has not begun";
   leader.Resume();
   EXPECT_TRUE(leader.use->leads());
-  EXPECT_TRUE(follower.use->Follow(*leader.use));
+  EXPECT_TRUE(follower.use->Follow(*leader.use, wake_up_));
   EXPECT_TRUE(follower.use->follows());
   leader.Compute(290);
   EXPECT_TRUE(follower.use->follows());
   const std::vector<size_t> points = leader.Compute(400);
   EXPECT_TRUE(std::count(points.begin(), points.end(), 300)) << "for it";
   EXPECT_FALSE(follower.use->follows());
-  EXPECT_FALSE(follower.use->Follow(*leader.use)) << "it is far enough";
+  EXPECT_FALSE(follower.use->Follow(*leader.use, wake_up_)) << "it is far enough";
   EXPECT_TRUE(follower.Resume());
   EXPECT_EQ(follower.cache->next_position_for_logits(), 300u);
 }
@@ -144,11 +144,11 @@ TEST_F(PrefixUseTest, ALeaderThatEndsHoldsUpNobody) {
   const Driven follower = Make(prompt);
   leader->Resume();
   leader->Compute(100);
-  ASSERT_TRUE(follower.use->Follow(*leader->use));
+  ASSERT_TRUE(follower.use->Follow(*leader->use, wake_up_));
   leader->use->End(true);
   EXPECT_FALSE(follower.use->follows());
   EXPECT_FALSE(leader->use->leads());
-  EXPECT_FALSE(follower.use->Follow(*leader->use));
+  EXPECT_FALSE(follower.use->Follow(*leader->use, wake_up_));
   // Not after it has given its blocks back, either.
   leader->Resume();
   EXPECT_FALSE(leader->use->leads());
@@ -167,7 +167,7 @@ TEST_F(PrefixUseTest, WhoIsNotFollowed) {
     Ids other(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(common));
     const Driven follower =
         Make(Join(other, RandomIds(300, 2)), std::move(wants));
-    return follower.use->Follow(*leader.use);
+    return follower.use->Follow(*leader.use, wake_up_);
   };
   const auto view = View();
   EXPECT_TRUE(follows({view}, {view}));
@@ -195,7 +195,7 @@ TEST_F(PrefixUseTest, WhatIsKnownIsNotWaitedFor) {
   const Driven leader = Make(prompt, PrefixMode::kWrite);
   leader.Resume();
   ASSERT_TRUE(leader.use->leads());
-  EXPECT_FALSE(Make(prompt).use->Follow(*leader.use));
+  EXPECT_FALSE(Make(prompt).use->Follow(*leader.use, wake_up_));
 }
 
 TEST_F(PrefixUseTest, AFetchWaitsForItsTier) {
