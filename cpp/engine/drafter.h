@@ -7,20 +7,14 @@
 
 namespace gkv {
 
-// Guesses have to bring at least so many times the tokens that come without:
-// costs are measured, and vary.
-inline constexpr double kLeastGain = 1.03;
-
 struct DraftGuess {
   int32_t id = 0;    // one of the model's
-  double right = 1;  // how likely it is right, behind guesses that are
+  double right = 1;  // how likely it is right, after guesses that are
 };
 
-// Guesses what a sequence says next. Guesses are computed in the same step as
-// the token before them and count as far as they turn out right: they change
-// how many steps it takes, and no bit of the result. Which of them are computed
-// is decided over all sequences (guess_plan.h). Calls come from the scheduler's
-// thread; what Propose throws fails its request alone.
+// Guesses what one request says next; a DrafterGuesser asks it. How many of its
+// guesses are computed is decided over all requests (speculation.h). Calls come
+// from the scheduler's thread; what Propose throws fails its request alone.
 class Drafter {
  public:
   virtual ~Drafter() = default;

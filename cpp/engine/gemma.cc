@@ -478,20 +478,22 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
       parts.prefix.view = prefix_.view;
       parts.prefix.mode = job.options.prefix_cache;
     }
-    parts.tenant = job.prefix.view ? job.prefix.view->salt() : tenant_;
-    parts.drafter = job.drafter;
-    if (!parts.drafter && job.options.speculate == Speculate::kLookup) {
+    GuessSources& guessed_by = parts.guessed_by;
+    guessed_by.tenant = job.prefix.view ? job.prefix.view->salt() : tenant_;
+    guessed_by.drafter = job.drafter;
+    if (!guessed_by.drafter && job.options.speculate == Speculate::kLookup) {
       const PrefixMode mode = parts.prefix.mode;
-      parts.drafter = std::make_shared<LookupDrafter>(LookupDrafter::Sharing{
-          .history = scheduler().HistoryOf(parts.tenant),
+      const LookupDrafter::Sharing sharing{
+          .history = scheduler().HistoryOf(guessed_by.tenant),
           .reads = mode == PrefixMode::kRead || mode == PrefixMode::kOn,
-          .writes = mode == PrefixMode::kWrite || mode == PrefixMode::kOn});
+          .writes = mode == PrefixMode::kWrite || mode == PrefixMode::kOn};
+      guessed_by.drafter = std::make_shared<LookupDrafter>(sharing);
     }
-    if (!parts.drafter && job.options.speculate == Speculate::kDraft) {
-      parts.draft = draft_;
+    if (!guessed_by.drafter && job.options.speculate == Speculate::kDraft) {
+      guessed_by.model = draft_;
     }
     if (job.constraint) parts.constraint = job.constraint->Clone();
-    parts.forces = job.options.speculate != Speculate::kOff;
+    guessed_by.forced = job.options.speculate != Speculate::kOff;
     if (jobs.size() > 1 && !job.streamed) parts.batch = batch;
     if (job.options.max_tokens > 0 &&
         job.cache->length() < job.cache->capacity_tokens()) {
@@ -526,11 +528,11 @@ std::shared_ptr<TokenStream> Gemma::StartRows(
       cache, std::move(lock), tokens, TokenStream::Options{});
   const size_t count = all_positions ? tokens.size() : 1;
   std::list<Sequence> sequences;
-  sequences.emplace_back(Sequence::Parts{
-      .stream = stream,
-      .consumer = std::make_unique<RowWriter>(RowOutput{kind, count, rows}),
-      .output_rows = count,
-      .prefix = prefix.view ? prefix : prefix_});
+  Sequence::Parts parts{.stream = stream};
+  parts.consumer = std::make_unique<RowWriter>(RowOutput{kind, count, rows});
+  parts.output_rows = count;
+  parts.prefix = prefix.view ? prefix : prefix_;
+  sequences.emplace_back(std::move(parts));
   cache->Bind(identity);
   scheduler().Submit(std::move(sequences));
   return stream;

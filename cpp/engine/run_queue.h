@@ -106,7 +106,7 @@ class RunQueue {
   // planned or run, the others go on without it.
   void FailYoungest(const std::exception_ptr& error);
 
-  // For what drafts.
+  // Those that have had their turn: tests look at them.
   std::list<Sequence>& running() { return running_; }
 
  private:

@@ -1,7 +1,6 @@
 #include "engine/scheduler.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <optional>
 #include <system_error>
@@ -11,9 +10,6 @@
 #include "base/fp_environment.h"
 #include "base/inside_step.h"
 #include "base/processors.h"
-#include "engine/draft_model.h"
-#include "engine/guess_plan.h"
-#include "engine/target_drafter.h"
 
 namespace gkv {
 namespace {
@@ -23,9 +19,6 @@ using State = Sequence::State;
 // Steps of fewer are bound by reading weights: they do not tell what a row of a
 // prompt takes.
 constexpr size_t kMeasuredRows = 32;
-
-// A step waits so much of its own time to hear what constraints force.
-constexpr double kForcedShare = 0.02;
 
 }  // namespace
 
@@ -40,6 +33,8 @@ Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
   pool_ = std::make_unique<ThreadPool>(num_threads, processors);
   pool_->set_clock(clock_.get());
   forward_ = std::make_unique<ForwardPass>(*model_, *pool_);
+  speculation_ = std::make_unique<Speculation>(*model_, *pool_, options_,
+                                               mask_thread_, wake_up_.get());
   std::promise<void> pinned;
   std::future<void> ready = pinned.get_future();
   thread_ = std::thread(
@@ -90,10 +85,7 @@ void Scheduler::Loop(std::span<const Processor> processors,
 }
 
 void Scheduler::Retire() {
-  if (!queue_.Retire()) return;
-  // Those that no request can name any more.
-  draft_models_.remove_if(
-      [](const auto& draft) { return draft->orphaned(); });
+  if (queue_.Retire()) speculation_->DropOrphans();
 }
 
 void Scheduler::RunStep() {
@@ -125,221 +117,39 @@ void Scheduler::RunStep() {
       slice.sequence->prefix().NoteSpeed(seconds / static_cast<double>(rows));
     }
   }
-  const size_t sequences = slices_.size();
+  Speculation::Step step{.requests = slices_.size(),
+                         .guesses = guesses,
+                         .only_decodes = only_decodes};
   phase_ = only_decodes ? StepPhase::kDecode
            : decodes    ? StepPhase::kMixed
                         : StepPhase::kPrefill;
   Deliver(rows);
-  if (only_decodes) {
-    step_times_.Note(sequences, guesses, seconds_since(begin) - draft_s_);
-  } else {
-    step_times_.Restart();
-  }
-}
-
-// Has the drafters guess, no more than lets all decode in the same step.
-void Scheduler::Draft() {
-  size_t decoding = 0, guesses = 0;
-  bool prefills = false;
-  for (const Sequence& sequence : sequences_) {
-    if (!sequence.runnable()) continue;
-    decoding += sequence.state() == State::kDecoding;
-    prefills = prefills || sequence.state() == State::kPrefilling;
-  }
-  guesses = LookUp(decoding, prefills);
-  draft_s_ = 0;
-  MakeDraftModels();
-  if (prefills || draft_models_.empty()) return;
-  const Sequence::Clock::time_point begin = Sequence::Clock::now();
-  for (const auto& draft : draft_models_) {
-    guesses += DraftByModel(*draft, decoding, guesses);
-  }
-  draft_s_ = std::chrono::duration<double>(Sequence::Clock::now() - begin)
-                 .count();
-}
-
-// Of so many sequences that decode, those with drafters of their own, and what
-// constraints force. Returns how many guesses the step is to take. A prompt
-// makes the most of each row.
-size_t Scheduler::LookUp(size_t decoding, bool prefills) {
-  const size_t rows = std::min(options_.step_rows, options_.logits_rows);
-  std::array<double, StepTimes::kMaxGuesses> extra;
-  const std::span room(extra.data(), std::min(rows - std::min(rows, decoding),
-                                              extra.size()));
-  GuessCosts costs{.tokens = decoding};
-  if (options_.always_guess) {
-    std::fill(room.begin(), room.end(), 0);
-    costs.extra = room;
-  } else {
-    costs.extra = room.first(step_times_.Extra(decoding, 0, room));
-  }
-  if (prefills && !options_.always_guess) costs.extra = {};
-  forcing_.clear();
-  if (CertainGuessesPay(costs)) AskForced();
-  for (Sequence& sequence : sequences_) {
-    if (!sequence.runnable() || !sequence.has_drafter()) continue;
-    try {
-      sequence.Draft(MaxGuesses(options_));
-    } catch (...) {
-      sequence.Fail(std::current_exception());
-    }
-  }
-  if (!forcing_.empty()) TakeForced(decoding);
-  size_t guesses = 0;
-  try {
-    std::vector<Sequence*> sequences;
-    std::vector<std::span<const DraftGuess>> proposed;
-    for (Sequence& sequence : sequences_) {
-      if (!sequence.runnable() || sequence.proposed().empty()) continue;
-      sequences.push_back(&sequence);
-      proposed.push_back(sequence.proposed());
-    }
-    const std::vector<size_t> counts = PlanGuesses(proposed, costs);
-    for (size_t i = 0; i < counts.size(); ++i) {
-      sequences[i]->KeepGuesses(counts[i]);
-      guesses += counts[i];
-    }
-  } catch (const std::bad_alloc&) {
-    // Those that have theirs keep them.
-  }
-  return guesses;
-}
-
-// Has constraints asked what they force, on the masks' thread.
-void Scheduler::AskForced() {
-  try {
-    forcing_.reserve(sequences_.size());
-    if (!ask_forced_) {
-      ask_forced_ = [this] {
-        const InsideStep inside(wake_up_.get());
-        for (Sequence* sequence : forcing_) {
-          sequence->ComputeForced();
-          forced_done_.fetch_add(1, std::memory_order_release);
-        }
-      };
-    }
-  } catch (const std::bad_alloc&) {
-    return;
-  }
-  for (Sequence& sequence : sequences_) {
-    if (sequence.runnable() && sequence.AskForced(MaxGuesses(options_))) {
-      forcing_.push_back(&sequence);
-    }
-  }
-  if (forcing_.empty()) return;
-  // Where there is time for some of them, not always for the same.
-  std::rotate(forcing_.begin(),
-              forcing_.begin() +
-                  static_cast<ptrdiff_t>(steps_.load() % forcing_.size()),
-              forcing_.end());
-  forced_done_ = 0;
-  try {
-    mask_thread_.Begin(ask_forced_);
-  } catch (const std::system_error&) {
-    ask_forced_();  // no thread is to be had
-  }
-}
-
-// Has those guess whose constraints have answered in time.
-void Scheduler::TakeForced(size_t decoding) {
-  if (options_.always_guess) {
-    mask_thread_.Wait();
-  } else {
-    mask_thread_.WaitFor(std::chrono::duration<double>(
-        kForcedShare * step_times_.Seconds(decoding)));
-  }
-  const size_t done = forced_done_.load(std::memory_order_acquire);
-  for (size_t i = 0; i < done; ++i) forcing_[i]->GuessForced();
-}
-
-// Those that sequences ask for; a sequence for whose there is no memory does
-// without.
-void Scheduler::MakeDraftModels() {
-  for (const Sequence& sequence : sequences_) {
-    const std::shared_ptr<const Model>& model = sequence.draft_model();
-    if (!model || std::any_of(draft_models_.begin(), draft_models_.end(),
-                              [&](const auto& draft) {
-                                return draft->model() == model.get();
-                              })) {
-      continue;
-    }
-    try {
-      if (model->config.target_hidden != 0) {
-        draft_models_.push_back(
-            std::make_unique<TargetDrafter>(model, *model_, *pool_));
-      } else {
-        draft_models_.push_back(std::make_unique<DraftModel>(
-            model, *model_, *pool_, options_.draft_cache_bytes));
-      }
-    } catch (const std::bad_alloc&) {
-      return;
-    }
-  }
-}
-
-// Has it guess for its sequences, beside so many guesses that there are.
-size_t Scheduler::DraftByModel(ModelDrafter& draft, size_t decoding,
-                               size_t guesses) {
-  const size_t rows = std::min(options_.step_rows, options_.logits_rows);
-  const size_t left = rows - std::min(rows, decoding + guesses);
-  std::vector<Sequence*> sequences;
-  std::vector<ModelDrafter::Request> requests;
-  try {
-    for (Sequence& sequence : sequences_) {
-      if (!sequence.runnable() || sequence.draft_model().get() != draft.model()) {
-        continue;
-      }
-      sequences.reserve(sequences.size() + 1);
-      requests.reserve(requests.size() + 1);
-      auto request = sequence.ToDraft(MaxGuesses(options_));
-      if (!request) continue;
-      requests.push_back(std::move(*request));
-      sequences.push_back(&sequence);
-    }
-  } catch (const std::bad_alloc&) {
-    return 0;
-  }
-  if (requests.empty()) return 0;
-  std::array<double, StepTimes::kMaxGuesses> extra;
-  const std::span room(extra.data(), std::min(left, extra.size()));
-  ModelDrafter::Price price{.tokens = decoding,
-                            .step_s = step_times_.Seconds(decoding)};
-  price.extra = room.first(step_times_.Extra(decoding, guesses, room));
-  if (options_.always_guess) {
-    std::fill(room.begin(), room.end(), 0);
-    price.step_s = 1;
-    price.extra = room;
-    price.always = true;
-  }
-  // Others wait for what is read.
-  price.rows = decoding > 1 ? options_.step_rows / 4 : options_.step_rows;
-  const size_t rows_before = draft.rows();
-  size_t made = 0;
-  try {
-    draft.Guess(requests, price);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      made += sequences[i]->TakeGuesses(requests[i]);
-    }
-  } catch (...) {
-    for (Sequence* sequence : sequences) {
-      sequence->Fail(std::current_exception());
-    }
-  }
-  draft_rows_ += draft.rows() - rows_before;
-  return made;
+  step.seconds = seconds_since(begin);
+  speculation_->Note(step);
 }
 
 // Plans the rows and prepares their slices, those of the oldest first.
 void Scheduler::PrepareStep() {
   pool_->Enter(StepPart::kDrafting);
   if (clock_) clock_->Hold(true);
-  Draft();
+  const std::span<Sequence* const> round = queue_.Runnable();
+  candidates_.clear();
+  for (Sequence* const sequence : round) {
+    candidates_.push_back(&sequence->ToGuess(MaxGuesses(options_)));
+  }
+  speculation_->Guess(candidates_);
   if (clock_) clock_->Hold(false);
   pool_->Enter(StepPart::kPlanning);
-  const std::span<Sequence* const> round = queue_.Runnable();
   std::vector<PlanInput> inputs;
   inputs.reserve(round.size());
-  for (Sequence* const sequence : round) inputs.push_back(sequence->ToPlan());
+  for (Sequence* const sequence : round) {
+    if (sequence->guess_error()) {
+      sequence->Fail(sequence->guess_error());
+      inputs.push_back({});
+    } else {
+      inputs.push_back(sequence->ToPlan());
+    }
+  }
   std::vector<PlannedSlice> plan = PlanStep(inputs, options_);
   slices_.reserve(plan.size());
   for (PlannedSlice& slice : plan) {

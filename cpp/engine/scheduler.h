@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <functional>
 #include <future>
 #include <list>
 #include <memory>
@@ -18,13 +17,11 @@
 #include "base/aligned_buffer.h"
 #include "base/step_clock.h"
 #include "base/thread_pool.h"
-#include "engine/lookup_history.h"
-#include "engine/model_drafter.h"
 #include "engine/output_buffer.h"
 #include "engine/run_queue.h"
 #include "engine/sequence.h"
 #include "engine/side_thread.h"
-#include "engine/step_times.h"
+#include "engine/speculation.h"
 #include "engine/step_wait.h"
 #include "gemmakv/options.h"
 #include "model/forward.h"
@@ -68,10 +65,10 @@ class Scheduler {
   // What requests of one tenant may be guessed from. Thread-safe; what it gives
   // is this thread's. Throws std::bad_alloc.
   std::shared_ptr<LookupHistory> HistoryOf(const Address& tenant) {
-    return histories_.Of(tenant);
+    return speculation_->HistoryOf(tenant);
   }
   // Rows that draft models computed.
-  size_t draft_rows() const { return draft_rows_.load(); }
+  size_t draft_rows() const { return speculation_->draft_rows(); }
   // How often it has looked at a sequence, to find what is to be done: tests
   // see by it that this does not grow with the number of those that wait.
   size_t looks() const { return queue_.looks(); }
@@ -83,12 +80,6 @@ class Scheduler {
   void Retire();
   void RunStep();
   void PrepareStep();
-  void Draft();
-  size_t LookUp(size_t decoding, bool prefills);
-  void AskForced();
-  void TakeForced(size_t decoding);
-  size_t DraftByModel(ModelDrafter& draft, size_t decoding, size_t guesses);
-  void MakeDraftModels();
   bool PrepareSlice(Sequence& sequence, PlannedSlice& plan);
   void RunModel();
   void PlaceStates(std::span<SequenceSlice> inputs);
@@ -98,28 +89,21 @@ class Scheduler {
   const size_t num_threads_;
   const SchedulerOptions options_;
   std::atomic<size_t> steps_{0};
-  std::atomic<size_t> draft_rows_{0};
   RunQueue queue_;
   const std::shared_ptr<WakeUp> wake_up_ = queue_.wake_up();
 
   const std::unique_ptr<StepClock> clock_;  // null: not profiled
-  LookupHistories histories_;
 
   // The thread's own.
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<ForwardPass> forward_;
-  std::list<Sequence>& sequences_ = queue_.running();
-  StepTimes step_times_;
-  std::list<std::unique_ptr<ModelDrafter>> draft_models_;
-  double draft_s_ = 0;  // of the step
   std::vector<StepSlice> slices_;  // of the step
   std::optional<StepPhase> phase_;  // what the step counts as, once it was run
   OutputBuffer rows_;
   AlignedBuffer<float> states_;  // for drafters, of the step's rows of logits
   SideThread mask_thread_;
-  std::vector<Sequence*> forcing_;       // asked what is forced, in this order
-  std::function<void()> ask_forced_;     // asks them
-  std::atomic<size_t> forced_done_ = 0;  // so many of them
+  std::unique_ptr<Speculation> speculation_;
+  std::vector<Candidate*> candidates_;  // of the step
 
   std::thread thread_;
 };

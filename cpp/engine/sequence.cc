@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/rounding.h"
+#include "engine/drafter_guesser.h"
 
 namespace gkv {
 namespace {
@@ -31,6 +32,12 @@ Sequence::Sequence(Parts parts)
   // After a truncation past the window, positions before the end of what is
   // held are replayed: those were not served from the cache.
   stream().set_cached_tokens(next_);
+  candidate_.sources = std::move(parts_.guessed_by);
+  candidate_.cache = &cache();
+  candidate_.lock = &stream().transaction().lock();
+  candidate_.consumer = parts_.consumer.get();
+  candidate_.constraint = parts_.constraint.get();
+  candidate_.sampled_from = stream().prompt_end();
 }
 
 // At most so many tokens may come from the prefix cache.
@@ -54,8 +61,7 @@ void Sequence::Preempt() {
   computed_ = false;
   if (state_ == State::kSettled) return;
   next_ = cache().next_position_for_logits();
-  guesses_.clear();
-  proposed_.clear();
+  candidate_.Forget();
   preempted_ = true;
   state_ = State::kPreempted;
 }
@@ -66,142 +72,42 @@ size_t Sequence::GuessLimit(size_t max_guesses) const {
                    cache().capacity_tokens() - target_ - 1});
 }
 
-void Sequence::Draft(size_t max_guesses) {
-  const bool decodes = state_ == State::kDecoding;
-  if (!parts_.drafter || (!decodes && state_ != State::kPrefilling)) return;
-  if (decodes && drafted_from_ == target_) return;
-  std::vector<int32_t> added;
-  try {
-    added.resize(target_ - drafted_from_);
-    if (decodes) proposed_.resize(GuessLimit(max_guesses));
-  } catch (const std::bad_alloc&) {
-    proposed_.clear();
-    return;  // these tokens are among those of the next time
+Candidate& Sequence::ToGuess(size_t max_guesses) {
+  candidate_.decodes = state_ == State::kDecoding;
+  candidate_.read = next_;
+  candidate_.is_new = candidate_.decodes && asked_at_ != target_;
+  if (candidate_.is_new) {
+    asked_at_ = target_;
+    candidate_.most = GuessLimit(max_guesses);
   }
-  cache().CopyTokens(drafted_from_, added);
-  drafted_from_ = target_;
-  if (!decodes) {
-    parts_.drafter->Read(added, next_);
-    return;
-  }
-  size_t count = 0;
-  try {
-    count = parts_.drafter->Propose(added, proposed_);
-  } catch (const std::bad_alloc&) {
-    // There are no guesses of what follows.
-  }
-  proposed_.resize(std::min(proposed_.size(), count));
-}
-
-bool Sequence::AskForced(size_t max_guesses) {
-  if (state_ != State::kDecoding || !parts_.forces || !parts_.constraint ||
-      forced_at_ == target_) {
-    return false;
-  }
-  try {
-    forced_.resize(GuessLimit(max_guesses));
-  } catch (const std::bad_alloc&) {
-    return false;
-  }
-  forced_at_ = target_;
-  return !forced_.empty();
-}
-
-void Sequence::ComputeForced() noexcept {
-  try {
-    const size_t count = parts_.constraint->Forced(forced_);
-    forced_.resize(std::min(forced_.size(), count));
-  } catch (...) {
-    forced_error_ = std::current_exception();
-    forced_.clear();
-  }
-}
-
-void Sequence::GuessForced() {
-  const bool agrees =
-      proposed_.size() >= forced_.size() &&
-      std::equal(
-          forced_.begin(), forced_.end(), proposed_.begin(),
-          [](int32_t id, const DraftGuess& guess) { return id == guess.id; });
-  if (!agrees) {
-    try {
-      proposed_.resize(forced_.size());
-    } catch (const std::bad_alloc&) {
-      return;
-    }
-  }
-  for (size_t i = 0; i < forced_.size(); ++i) proposed_[i] = {forced_[i]};
-}
-
-void Sequence::KeepGuesses(size_t count) {
-  guesses_.resize(count);
-  for (size_t i = 0; i < count; ++i) guesses_[i] = proposed_[i].id;
+  return candidate_;
 }
 
 bool Sequence::DropGuesses(PlannedSlice& plan) {
   if (plan.end <= target_) return false;
-  guesses_.resize((plan.end - target_) / 2);
-  plan.end = target_ + guesses_.size();
+  candidate_.planned = (plan.end - target_) / 2;
+  plan.end = target_ + candidate_.planned;
   return true;
-}
-
-// Tells it the tokens that it was not asked behind any more.
-void Sequence::EndDrafter() noexcept {
-  if (!parts_.drafter) return;
-  try {
-    std::vector<int32_t> added(cache().length() - drafted_from_);
-    cache().CopyTokens(drafted_from_, added);
-    parts_.drafter->End(added);
-  } catch (const std::bad_alloc&) {
-    // It does without them.
-  }
-  parts_.drafter = nullptr;
-}
-
-std::optional<DraftModel::Request> Sequence::ToDraft(size_t max_guesses) {
-  if (state_ != State::kDecoding || !parts_.draft || !guesses_.empty() ||
-      asked_at_ == target_) {
-    return std::nullopt;
-  }
-  asked_at_ = target_;
-  return DraftModel::Request{.conversation = &drafted_,
-                             .target = &cache(),
-                             .tenant = parts_.tenant,
-                             .sampled_from = stream().prompt_end(),
-                             .consumer = parts_.consumer.get(),
-                             .most = GuessLimit(max_guesses),
-                             .state = &draft_state_,
-                             .lock = &stream().transaction().lock()};
-}
-
-// Whether its drafter goes on from hidden states of the model.
-bool Sequence::DraftReadsThis() const {
-  return parts_.draft && parts_.draft->config.target_hidden != 0;
 }
 
 // Keeps what the head read for the row that the last token was sampled from.
 void Sequence::TakeState(const StepSlice& slice, size_t taken) {
-  draft_state_.hidden.clear();
+  candidate_.hidden.clear();
   if (slice.output.states == nullptr || taken == 0) return;
-  const size_t size = parts_.draft->config.target_hidden;
+  const size_t size = candidate_.sources.model->config.target_hidden;
   const float* const row = slice.output.states + (taken - 1) * size;
   try {
-    draft_state_.hidden.assign(row, row + size);
-    draft_state_.length = cache().length();
+    candidate_.hidden.assign(row, row + size);
+    candidate_.hidden_length = cache().length();
   } catch (const std::bad_alloc&) {
     // There are no guesses of what follows.
   }
-}
-
-size_t Sequence::TakeGuesses(DraftModel::Request& request) noexcept {
-  guesses_ = std::move(request.guesses);
-  return guesses_.size();
 }
 
 PlanInput Sequence::ToPlan() const {
   const size_t warm_end = prefix_.warm_end();
   const size_t target =
-      next_ < warm_end ? warm_end : target_ + guesses_.size();
+      next_ < warm_end ? warm_end : target_ + candidate_.guesses().size();
   return {next_, target, logits_begin_, state_ == State::kDecoding, served_};
 }
 
@@ -213,7 +119,7 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
   cache().CopyTokens(plan.begin, slice.ids);
   std::vector<size_t> keep;  // where a commit may end
   for (size_t i = 0; target_ + i < plan.end; ++i) {
-    const int32_t id = guesses_[i];
+    const int32_t id = candidate_.proposed[i].id;
     if (id < 0 || static_cast<size_t>(id) >= vocab_size) {
       throw InvalidArgument(StrCat("the guess is token ", id,
                                    ", expected an id in 0..", vocab_size - 1));
@@ -228,7 +134,7 @@ StepSlice Sequence::Prepare(const PlannedSlice& plan, size_t vocab_size,
     slice.row_size =
         slice.output.kind == RowOutput::kHidden ? hidden_size : vocab_size;
   }
-  slice.wants_states = DraftReadsThis() && slice.output.rows > 0;
+  slice.wants_states = candidate_.reads_states() && slice.output.rows > 0;
   if (parts_.constraint) {
     slice.masks.resize(slice.output.rows * MaskWords(vocab_size));
     slice.may_end.resize(slice.output.rows);
@@ -252,7 +158,9 @@ void Sequence::ComputeMasks(StepSlice& slice) noexcept {
   const size_t words = MaskWords(slice.row_size);
   Constraint& constraint = *parts_.constraint;
   try {
-    if (forced_error_) std::rethrow_exception(forced_error_);
+    if (candidate_.forced_error) {
+      std::rethrow_exception(candidate_.forced_error);
+    }
     size_t guessed = 0;
     for (size_t row = 0; row < rows; ++row) {
       const std::span mask(slice.masks.data() + row * words, words);
@@ -332,8 +240,7 @@ void Sequence::TakeRows(StepSlice& slice, ThreadPool* pool) noexcept {
         stream().transaction().lock(), slice.view, next_, slice.points);
     prefix_.Publish(points, next_);
     if (state_ == State::kPrefilling) stream().MarkComputed(next_);
-    guesses_.clear();
-    proposed_.clear();
+    candidate_.Forget();
     if (next_ < target_) {
       logits_begin_ = std::max(logits_begin_, next_);
     } else if (!sampled_) {
@@ -359,7 +266,7 @@ void Sequence::Conclude() noexcept {
 void Sequence::Settle(FinishReason reason) noexcept {
   if (state_ == State::kSettled || state_ == State::kEnded) return;
   prefix_.End(computed_);
-  EndDrafter();
+  DrafterGuesser::End(candidate_);
   GiveBackAtEnd();
   reason_ = reason;
   state_ = State::kSettled;
@@ -387,7 +294,7 @@ void Sequence::GiveBackAtEnd() noexcept {
 void Sequence::Fail(std::exception_ptr error) noexcept {
   if (state_ == State::kEnded) return;
   prefix_.End(computed_);
-  parts_.drafter = nullptr;
+  candidate_.sources.drafter = nullptr;
   if (parts_.batch && !std::exchange(parts_.batch->failed, true)) {
     parts_.batch->error = error;
   }

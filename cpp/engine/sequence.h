@@ -12,8 +12,7 @@
 
 #include "base/thread_pool.h"
 #include "engine/constraint.h"
-#include "engine/draft_model.h"
-#include "engine/drafter.h"
+#include "engine/guesser.h"
 #include "engine/prefix_use.h"
 #include "engine/row_consumer.h"
 #include "engine/step_plan.h"
@@ -78,10 +77,7 @@ class Sequence {
     size_t output_rows = 1;              // of the prompt's last rows
     std::vector<int32_t> stop_ids = {};  // allowed where a constraint ends
     std::unique_ptr<Constraint> constraint = nullptr;
-    bool forces = false;  // what the constraint forces is guessed
-    std::shared_ptr<Drafter> drafter = nullptr;
-    std::shared_ptr<const Model> draft = nullptr;  // guesses, too
-    Address tenant = {};  // whose other requests may be guessed from
+    GuessSources guessed_by = {};
     std::optional<Clock::time_point> deadline = std::nullopt;
     std::shared_ptr<Batch> batch = nullptr;  // null: alone
     PrefixAccess prefix = {};
@@ -122,36 +118,14 @@ class Sequence {
   // conversation next computes it. Throws std::bad_alloc, changing nothing.
   void Preempt();
 
-  // Has its drafter guess up to `max_guesses` tokens, unless it has guessed
-  // those, or read the prompt, of which nothing follows yet; proposed() has
-  // them then: none where memory does not suffice. Throws what else the drafter
-  // throws.
-  void Draft(size_t max_guesses);
-  bool has_drafter() const { return parts_.drafter != nullptr; }
-  // Whether ComputeForced is due: its constraint was not asked yet what it
-  // forces behind the last token.
-  bool AskForced(size_t max_guesses);
-  // Asks it; any thread. What it throws fails the request with the next masks.
-  void ComputeForced() noexcept;
-  // Guesses what is forced, in place of guesses that say otherwise. Requires:
-  // it was computed.
-  void GuessForced();
-  // What there is of guesses.
-  std::span<const DraftGuess> proposed() const { return proposed_; }
-  // The first so many of these are rows of the next step.
-  void KeepGuesses(size_t count);
+  // Says to those that guess how things stand, with room for `max_guesses` at
+  // most. Once a step: nobody is asked twice what follows the same token.
+  Candidate& ToGuess(size_t max_guesses);
+  // What was thrown where they guessed; null: nothing.
+  const std::exception_ptr& guess_error() const { return candidate_.error; }
   // Goes without half of its guesses, at last without any; false if the plan has
   // none.
   bool DropGuesses(PlannedSlice& plan);
-  // The model that guesses for it; null: none.
-  const std::shared_ptr<const Model>& draft_model() const {
-    return parts_.draft;
-  }
-  // What the draft model needs to know for up to `max_guesses` guesses; none
-  // where it has guessed, or there is nothing to guess.
-  std::optional<DraftModel::Request> ToDraft(size_t max_guesses);
-  // Takes its guesses. Returns how many there are.
-  size_t TakeGuesses(DraftModel::Request& request) noexcept;
   // What there is to plan.
   PlanInput ToPlan() const;
   void set_served(uint64_t place) { served_ = place; }
@@ -184,12 +158,10 @@ class Sequence {
   void EndAtDeadline() noexcept;
 
  private:
-  bool DraftReadsThis() const;
   void TakeState(const StepSlice& slice, size_t taken);
   bool TakeRow(const StepSlice& slice, size_t row, ThreadPool* pool);
   size_t GuessLimit(size_t max_guesses) const;
   size_t LookUpLimit() const;
-  void EndDrafter() noexcept;
   void GiveBackAtEnd() noexcept;
 
   Parts parts_;
@@ -203,15 +175,8 @@ class Sequence {
   bool computed_ = false;        // since it was started
   bool preempted_ = false;       // and has not caught up yet
   PrefixUse prefix_;
-  size_t drafted_from_ = 0;  // the drafter has seen the transcript up to here
-  size_t asked_at_ = 0;      // the draft model was asked what follows here
-  std::shared_ptr<DraftConversation> drafted_;  // what that knows of it
-  DraftState draft_state_;
-  size_t forced_at_ = 0;  // the constraint was asked what follows here
-  std::vector<int32_t> forced_;
-  std::exception_ptr forced_error_;
-  std::vector<DraftGuess> proposed_;  // by its drafter, or forced
-  std::vector<int32_t> guesses_;      // of these, or of the model
+  Candidate candidate_;
+  size_t asked_at_ = 0;  // those that guess were asked what follows here
   FinishReason reason_ = FinishReason::kNone;  // why it is done
   std::exception_ptr error_;                   // of TakeRows
 };

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -14,6 +16,7 @@
 
 #include "base/error.h"
 #include "cache/filled_cache.h"
+#include "engine/speculation.h"
 
 namespace gkv {
 namespace {
@@ -84,9 +87,15 @@ class SequenceTest : public ::testing::Test {
     return *sequence_;
   }
 
+  // Has it guessed for, whether that pays or not.
+  const Candidate& Guess(Sequence& s, size_t max_guesses = 7) {
+    speculation_.Guess(std::array{&s.ToGuess(max_guesses)});
+    thread_.Wait();
+    return s.ToGuess(max_guesses);
+  }
+
   PlanInput ToPlan(Sequence& s, size_t max_guesses = 7) {
-    s.Draft(max_guesses);
-    s.KeepGuesses(s.proposed().size());
+    if (s.runnable()) Guess(s, max_guesses);
     return s.ToPlan();
   }
 
@@ -108,6 +117,12 @@ class SequenceTest : public ::testing::Test {
       CacheOptions{.capacity_tokens = 100, .pool = pool_}, "");
   std::unique_ptr<Sequence> sequence_;
   std::vector<float> values_;
+  std::atomic<size_t> asked_ = 0;  // of Forces
+  const Model target_ = {};
+  ThreadPool threads_{1};
+  SideThread thread_;
+  Speculation speculation_{
+      target_, threads_, {.always_guess = true}, thread_, this};
 };
 
 TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
@@ -145,12 +160,14 @@ TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
 
 // Allows everything, and says that it forces given tokens.
 struct Forces : Constraint {
-  explicit Forces(Tokens tokens) : tokens(std::move(tokens)) {}
+  Forces(Tokens tokens, std::atomic<size_t>* asked)
+      : tokens(std::move(tokens)), asked(asked) {}
   bool ComputeMask(std::span<uint32_t> mask) override {
     std::fill(mask.begin(), mask.end(), ~uint32_t{0});
     return false;
   }
   size_t Forced(std::span<int32_t> found) override {
+    ++*asked;
     const size_t count = std::min(found.size(), tokens.size());
     std::copy_n(tokens.begin(), count, found.begin());
     return count;
@@ -158,9 +175,10 @@ struct Forces : Constraint {
   void Accept(int32_t) override {}
   void Rollback(size_t) override {}
   std::unique_ptr<Constraint> Clone() const override {
-    return std::make_unique<Forces>(tokens);
+    return std::make_unique<Forces>(tokens, asked);
   }
   const Tokens tokens;
+  std::atomic<size_t>* const asked;  // how often
 };
 
 TEST_F(SequenceTest, WhatIsForcedComesBeforeWhatIsGuessed) {
@@ -179,28 +197,28 @@ TEST_F(SequenceTest, WhatIsForcedComesBeforeWhatIsGuessed) {
     const auto stream = NewStream(20);
     Sequence& s = Make({.stream = stream,
                         .consumer = std::make_unique<Script>(Tokens(10, 3)),
-                        .constraint = std::make_unique<Forces>(c.forced),
-                        .forces = true,
-                        .drafter = std::make_shared<Guesses>(c.guessed)});
+                        .constraint =
+                            std::make_unique<Forces>(c.forced, &asked_),
+                        .guessed_by = {
+                            .drafter = std::make_shared<Guesses>(c.guessed),
+                            .forced = true}});
     s.Start();
-    EXPECT_FALSE(s.AskForced(5)) << "nothing of its own follows yet";
+    EXPECT_TRUE(Guess(s, 5).proposed.empty())
+        << "nothing of its own follows yet";
     Step(s);
-    EXPECT_EQ(s.AskForced(5), true);
-    s.ComputeForced();
-    s.Draft(5);
-    s.GuessForced();
     Tokens ids;
-    for (const DraftGuess& guess : s.proposed()) {
+    for (const DraftGuess& guess : Guess(s, 5).proposed) {
       ids.push_back(guess.id);
       EXPECT_EQ(guess.right, 1);
     }
     EXPECT_EQ(ids, c.expected);
     // It waits for its turn: these are its guesses still.
-    EXPECT_FALSE(s.AskForced(5));
-    s.Draft(5);
-    EXPECT_EQ(s.proposed().size(), c.expected.size());
+    asked_ = 0;
+    EXPECT_EQ(Guess(s, 5).guesses().size(), c.expected.size());
+    EXPECT_EQ(asked_, 0u);
     Step(s);
-    EXPECT_TRUE(s.AskForced(5)) << "another token was said";
+    Guess(s, 5);
+    EXPECT_EQ(asked_, 1u) << "another token was said";
     s.Settle(FinishReason::kCancelled);
   }
 }
@@ -216,16 +234,11 @@ TEST_F(SequenceTest, NoMoreIsForcedThanThereIsRoomFor) {
         {.stream = stream,
          .consumer = std::make_unique<TokenSampler>(
              options, 1, Tokens(), true, Tokens(), nullptr),
-         .constraint = std::make_unique<Forces>(forced),
-         .forces = forces});
+         .constraint = std::make_unique<Forces>(forced, &asked_),
+         .guessed_by = {.forced = forces}});
     s.Start();
     Step(s);
-    size_t count = 0;
-    if (s.AskForced(15)) {
-      s.ComputeForced();
-      s.GuessForced();
-      count = s.proposed().size();
-    }
+    const size_t count = Guess(s, 15).guesses().size();
     s.Settle(FinishReason::kCancelled);
     return count;
   };
@@ -367,7 +380,7 @@ TEST_F(SequenceTest, GuessesCountAsFarAsTheyAreRight) {
   Sequence& s = Make(
       {.stream = stream,
        .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10, 11, 12, 13}),
-       .drafter = drafter});
+       .guessed_by = {.drafter = drafter}});
   s.Start();
   Step(s);
   EXPECT_EQ(ToPlan(s).target, 25u);
@@ -388,7 +401,8 @@ TEST_F(SequenceTest, GuessesStayWithinTheCapacity) {
   Sequence& s =
       Make({.stream = stream,
             .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10, 11}),
-            .drafter = std::make_shared<Guesses>(Tokens{8, 9, 10, 11})});
+            .guessed_by = {
+                .drafter = std::make_shared<Guesses>(Tokens{8, 9, 10, 11})}});
   s.Start();
   Step(s);
   EXPECT_EQ(ToPlan(s).target, 99u);
