@@ -698,6 +698,7 @@ void Gemma::HiddenStates(std::span<const std::span<const int32_t>> texts,
       for (const auto& stream : streams) stream->Abort();
       throw;
     }
+    const ScopedFpEnvironment fp_environment;
     for (size_t t = first; t < end; ++t) {
       const std::vector<float>& rows = states[t - first];
       std::vector<double> sums(hidden);
