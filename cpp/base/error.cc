@@ -57,6 +57,15 @@ std::string OneLine(std::string_view text) {
 Error::Error(std::string_view message)
     : std::runtime_error(OneLine(message)) {}
 
+std::exception_ptr Error::Continued(std::string_view more) const {
+  return std::make_exception_ptr(Error(StrCat(what(), more)));
+}
+
+std::exception_ptr IoError::Continued(std::string_view more) const {
+  return std::make_exception_ptr(
+      IoError(StrCat(what(), more), error_number_, path_));
+}
+
 IoError::IoError(std::string path, int error_number)
     : IoError(StrCat(path, ": ", std::strerror(error_number)), error_number,
               path) {}

@@ -15,6 +15,7 @@
 
 #include "base/aligned_buffer.h"
 #include "base/error.h"
+#include "base/fp_environment.h"
 #include "base/heap_trim.h"
 #include "base/processors.h"
 #include "base/thread_pool.h"
@@ -90,6 +91,7 @@ py::array_t<float> ReadTensor(GgufFile& file, const std::string& name) {
   py::array_t<float> result({view->rows, view->cols});
   float* out = result.mutable_data();
   const GilReleased no_gil;
+  const ScopedFpEnvironment fp_environment;
   AlignedBuffer<uint8_t> group(GroupBytes(view->type, view->cols));
   const size_t row_bytes = RowBytes(view->type, view->cols);
   for (size_t begin = 0; begin < view->rows; begin += kRowGroup) {

@@ -1,4 +1,5 @@
 #include "base/error.h"
+#include "base/worker.h"
 
 #include <atomic>
 #include <cerrno>
@@ -74,8 +75,8 @@ void EndElsewhere(std::shared_ptr<void> object) {
   // It stays where there is no thread for it.
   auto* const last = new std::shared_ptr<void>(std::move(object));
   try {
-    std::thread([last] { delete last; }).detach();
-  } catch (const std::system_error&) {
+    RunElsewhere([last] { delete last; });
+  } catch (const std::exception&) {
   }
 }
 

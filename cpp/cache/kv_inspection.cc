@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/fp_environment.h"
 #include "base/rounding.h"
 #include "cache/kv_cache.h"
 #include "cache/snapshot.h"
@@ -36,6 +37,7 @@ size_t KVCache::LayerBytes(size_t layer) const {
 }
 
 std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
+  const ScopedFpEnvironment fp_environment;
   const KvContent copy = Export();
   const KvLayerSpec& spec = layout_->layers()[layer];
   const size_t block_tokens = layout_->block_tokens();

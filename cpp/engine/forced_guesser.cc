@@ -5,8 +5,6 @@
 #include <exception>
 #include <new>
 
-#include "base/inside_step.h"
-
 namespace gkv {
 namespace {
 
@@ -43,9 +41,8 @@ void Take(Candidate& c) noexcept {
 
 }  // namespace
 
-ForcedGuesser::ForcedGuesser(SideThread& thread, const void* runner)
-    : thread_(thread), compute_([this, runner] {
-        const InsideStep inside(runner);
+ForcedGuesser::ForcedGuesser(SideWork& side_work)
+    : side_work_(side_work), compute_([this] {
         for (Candidate* const c : asked_) {
           Compute(*c);
           done_.fetch_add(1, std::memory_order_release);
@@ -74,21 +71,18 @@ void ForcedGuesser::Ask(std::span<Candidate* const> round,
   std::rotate(asked_.begin(),
               asked_.begin() + static_cast<ptrdiff_t>(turn_++ % asked_.size()),
               asked_.end());
-  try {
-    thread_.Begin(compute_);
-  } catch (const std::exception&) {
-    compute_();  // no thread is to be had
-  }
+  side_work_.Begin(compute_);
 }
 
 void ForcedGuesser::Propose(std::span<Candidate* const>,
                             const GuessCosts& costs) noexcept {
   if (asked_.empty()) return;
   if (costs.always) {
-    thread_.Wait();
+    side_work_.Wait();
   } else {
-    thread_.WaitFor(
-        std::chrono::duration<double>(kForcedShare * costs.step));
+    const std::chrono::duration<double> time(kForcedShare * costs.step);
+    side_work_.Wait(Worker::Clock::now() +
+                    std::chrono::duration_cast<Worker::Clock::duration>(time));
   }
   const size_t done = done_.load(std::memory_order_acquire);
   for (size_t i = 0; i < done; ++i) Take(*asked_[i]);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/guesser.h"
-#include "engine/side_thread.h"
+#include "engine/side_work.h"
 
 namespace gkv {
 
@@ -16,9 +16,9 @@ namespace gkv {
 // guess. Those that answer late have the next step go without.
 class ForcedGuesser : public Guesser {
  public:
-  // `thread` is not owned. Whoever runs steps waits for it before a request
-  // that was asked for ends. `runner`: of InsideStep.
-  ForcedGuesser(SideThread& thread, const void* runner);
+  // `side_work` is not owned. Whoever runs steps waits for it before a request
+  // that was asked for ends.
+  explicit ForcedGuesser(SideWork& side_work);
 
   void Ask(std::span<Candidate* const> round,
            const GuessCosts& costs) noexcept override;
@@ -27,7 +27,7 @@ class ForcedGuesser : public Guesser {
                const GuessCosts& costs) noexcept override;
 
  private:
-  SideThread& thread_;
+  SideWork& side_work_;
   const std::function<void()> compute_;
   std::vector<Candidate*> asked_;  // in this order
   std::atomic<size_t> done_ = 0;   // so many of them

@@ -14,6 +14,7 @@
 #include "base/heap_trim.h"
 #include "base/inside_step.h"
 #include "base/rng.h"
+#include "base/worker.h"
 #include "engine/embedder.h"
 #include "engine/lookup_drafter.h"
 #include "engine/row_consumer.h"
@@ -99,7 +100,7 @@ void EndElsewhere(std::unique_ptr<Scheduler> scheduler) noexcept {
   // It stays where there is no thread for it.
   Scheduler* const last = scheduler.release();
   try {
-    std::thread(Unpinned([last] { delete last; })).detach();
+    RunElsewhere([last] { delete last; });
   } catch (const std::exception&) {
   }
 }
@@ -700,6 +701,7 @@ void Gemma::HiddenStates(std::span<const std::span<const int32_t>> texts,
       for (const auto& stream : streams) stream->Abort();
       throw;
     }
+    const ScopedFpEnvironment fp_environment;
     for (size_t t = first; t < end; ++t) {
       const std::vector<float>& rows = states[t - first];
       std::vector<double> sums(hidden);

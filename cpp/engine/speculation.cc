@@ -14,11 +14,10 @@
 namespace gkv {
 
 Speculation::Speculation(const Model& target, ThreadPool& pool,
-                         const SchedulerOptions& options, SideThread& thread,
-                         const void* runner)
+                         const SchedulerOptions& options, SideWork& side_work)
     : target_(target), pool_(pool), options_(options) {
   guessers_.push_back(std::make_unique<DrafterGuesser>());
-  guessers_.push_back(std::make_unique<ForcedGuesser>(thread, runner));
+  guessers_.push_back(std::make_unique<ForcedGuesser>(side_work));
 }
 
 void Speculation::Guess(std::span<Candidate* const> round) {

@@ -10,7 +10,7 @@
 #include "engine/guesser.h"
 #include "engine/lookup_history.h"
 #include "engine/model_drafter.h"
-#include "engine/side_thread.h"
+#include "engine/side_work.h"
 #include "engine/step_times.h"
 #include "gemmakv/options.h"
 #include "model/forward.h"
@@ -35,11 +35,9 @@ namespace gkv {
 // Lack of memory means fewer guesses and fails nobody.
 class Speculation {
  public:
-  // `target`, `pool` and `thread` (of ForcedGuesser) are not owned. `runner`:
-  // of InsideStep.
+  // `target`, `pool` and `side_work` (of ForcedGuesser) are not owned.
   Speculation(const Model& target, ThreadPool& pool,
-              const SchedulerOptions& options, SideThread& thread,
-              const void* runner);
+              const SchedulerOptions& options, SideWork& side_work);
 
   // Says in each candidate which guesses the next step is to take, no more than
   // let all decode in the same step.

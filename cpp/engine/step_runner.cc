@@ -4,7 +4,6 @@
 #include <chrono>
 #include <exception>
 #include <new>
-#include <system_error>
 #include <utility>
 
 #include "base/error.h"
@@ -33,7 +32,8 @@ StepRunner::StepRunner(const Model& model, ThreadPool& pool, StepClock* clock,
       options_(options),
       queue_(queue),
       runner_(queue.wake_up().get()),
-      speculation_(model, pool, options, side_thread_, runner_),
+      side_work_(runner_),
+      speculation_(model, pool, options, side_work_),
       forward_(model, pool) {}
 
 std::optional<StepPhase> StepRunner::Run(Round round) {
@@ -41,7 +41,7 @@ std::optional<StepPhase> StepRunner::Run(Round round) {
   struct AtEnd {
     StepRunner& runner;
     ~AtEnd() {
-      runner.side_thread_.Wait();
+      runner.side_work_.Wait();
       runner.slices_.clear();
     }
   } at_end{*this};
@@ -173,21 +173,16 @@ void StepRunner::Compute() {
 
 void StepRunner::ComputeBesideMasks(std::span<const SequenceSlice> inputs) {
   const std::function<void()> compute = [this] {
-    const InsideStep inside(runner_);
     for (StepSlice& slice : slices_) {
       if (!slice.masks.empty()) slice.sequence->ComputeMasks(slice);
     }
   };
   // `compute` must live until it has run, also if the step throws.
   struct AtEnd {
-    SideThread& thread;
-    ~AtEnd() { thread.Wait(); }
-  } at_end{side_thread_};
-  try {
-    side_thread_.Begin(compute);
-  } catch (const std::system_error&) {
-    compute();  // no thread is to be had
-  }
+    SideWork& side_work;
+    ~AtEnd() { side_work.Wait(); }
+  } at_end{side_work_};
+  side_work_.Begin(compute);
   forward_.Step(inputs);
   pool_.Enter(StepPart::kMasks);
 }

@@ -16,7 +16,7 @@
 #include "engine/output_buffer.h"
 #include "engine/run_queue.h"
 #include "engine/sequence.h"
-#include "engine/side_thread.h"
+#include "engine/side_work.h"
 #include "engine/speculation.h"
 #include "engine/step_plan.h"
 #include "gemmakv/options.h"
@@ -87,7 +87,7 @@ class StepRunner {
   const SchedulerOptions options_;
   RunQueue& queue_;
   const void* const runner_;  // of InsideStep
-  SideThread side_thread_;
+  SideWork side_work_;
   Speculation speculation_;
   ForwardPass forward_;
   std::atomic<size_t> steps_{0};

@@ -20,18 +20,14 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Throws the same kind of error with `suffix` behind its message.
+// Throws `error` with `more` after its message. What others throw, as a
+// std::bad_alloc or an exception of Python, has no message to continue.
 [[noreturn]] void RethrowWith(const std::exception_ptr& error,
-                              const std::string& suffix) {
-  const auto with = [&](const Error& e) { return e.what() + suffix; };
+                              const std::string& more) {
   try {
     std::rethrow_exception(error);
-  } catch (const CacheFull& e) {
-    throw CacheFull(with(e));
-  } catch (const InvalidArgument& e) {
-    throw InvalidArgument(with(e));
   } catch (const Error& e) {
-    throw Error(with(e));
+    std::rethrow_exception(e.Continued(more));
   }
 }
 

@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_IO_BYTE_IO_H_
 #define GEMMAKV_IO_BYTE_IO_H_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -12,6 +13,11 @@
 #include "base/error.h"
 
 namespace gkv {
+
+// Files and objects are little-endian, and are read and written as they lie in
+// memory.
+static_assert(std::endian::native == std::endian::little,
+              "a little-endian processor is expected");
 
 // Appends little-endian values to a growing byte string.
 class ByteWriter {

@@ -1,6 +1,8 @@
 #include "model/draft_pass.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -30,6 +32,20 @@ std::vector<size_t> LayersRead(const ModelConfig& drafter,
     layers.push_back(i - 1);
   }
   return layers;
+}
+
+void ChooseLargest(std::span<float> scores, size_t count,
+                   std::span<uint32_t> chosen) {
+  for (float& score : scores) {
+    if (std::isnan(score)) score = -std::numeric_limits<float>::infinity();
+  }
+  std::iota(chosen.begin(), chosen.end(), 0u);
+  const auto before = [&](uint32_t a, uint32_t b) {
+    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
+  };
+  std::nth_element(chosen.begin(),
+                   chosen.begin() + static_cast<ptrdiff_t>(count - 1),
+                   chosen.end(), before);
 }
 
 void RequireDrafterFor(const ModelConfig& drafter, const ModelConfig& target) {
@@ -171,7 +187,6 @@ void DraftPass::RunLayer(size_t i, const StepWork& work) {
   });
 }
 
-// Of equal scores the cluster of the lower number is chosen.
 void DraftPass::HeadOfClusters(std::span<const Row> rows) {
   const ModelConfig& config = drafter_.config;
   const Weights& weights = drafter_.weights;
@@ -184,13 +199,9 @@ void DraftPass::HeadOfClusters(std::span<const Row> rows) {
            scores_.data());
   chosen_.resize(count * clusters);
   pool_.Run(count, [&](size_t row, size_t) {
-    const float* const scores = scores_.data() + row * clusters;
+    float* const scores = scores_.data() + row * clusters;
     uint32_t* const chosen = chosen_.data() + row * clusters;
-    std::iota(chosen, chosen + clusters, 0u);
-    const auto before = [&](uint32_t a, uint32_t b) {
-      return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
-    };
-    std::nth_element(chosen, chosen + used - 1, chosen + clusters, before);
+    ChooseLargest({scores, clusters}, used, {chosen, clusters});
     if (rows[row].largest != nullptr) return;
     std::fill_n(rows[row].logits, config.vocab_size,
                 -std::numeric_limits<float>::infinity());

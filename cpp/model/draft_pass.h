@@ -29,6 +29,13 @@ void RequireDrafterFor(const ModelConfig& drafter, const ModelConfig& target);
 std::vector<size_t> LayersRead(const ModelConfig& drafter,
                                const ModelConfig& target);
 
+// Puts the numbers of the `count` largest scores first in `chosen`, in any order,
+// and those of the others after them. Of equal scores the lower number comes
+// first; a score that is NaN becomes -inf. Requires: spans of one size,
+// 0 < count <= size.
+void ChooseLargest(std::span<float> scores, size_t count,
+                   std::span<uint32_t> chosen);
+
 // Runs a drafter on keys and values of the model that it guesses for. Nothing
 // is written. Owns the activation buffers, which grow to what is used. Not
 // thread-safe.

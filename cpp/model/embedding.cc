@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/fp_environment.h"
 #include "base/rounding.h"
 #include "model/step_work.h"
 
@@ -54,6 +55,7 @@ void AddToSums(const float* row, size_t size, double* sums) {
 }
 
 void UnitVector(const float* vector, size_t dim, float* out) {
+  const ScopedFpEnvironment fp_environment;
   double squares = 0;
   for (size_t i = 0; i < dim; ++i) {
     squares += static_cast<double>(vector[i]) * static_cast<double>(vector[i]);

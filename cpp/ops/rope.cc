@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/fp_environment.h"
 #include "ops/double_double.h"
 
 // The angle at position 131071 carries the error of a frequency 131071 times,
@@ -86,6 +87,7 @@ std::vector<Rotation> Powers(const Rotation& base, size_t count) {
 RopeTable::RopeTable(double base, double factor, size_t head_dim,
                      size_t still_pairs)
     : half_(head_dim / 2) {
+  const ScopedFpEnvironment fp_environment;
   if (head_dim == 0 || head_dim % 2 != 0) {
     throw InvalidArgument(StrCat("rope: head_dim is ", head_dim,
                                  ", expected a positive even number"));
@@ -123,6 +125,7 @@ RopeTable::RopeTable(double base, double factor, size_t head_dim,
 
 void RopeTable::Reserve(size_t positions) {
   if (positions <= this->positions()) return;
+  const ScopedFpEnvironment fp_environment;
   // Doubling: computing all rows anew stays in proportion to what is used.
   const size_t rows = std::max((positions - 1) / kLow + 1,
                                2 * (this->positions() / kLow));

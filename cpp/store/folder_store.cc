@@ -217,28 +217,37 @@ class FolderStoreOnFiles final : public FolderStore {
 
 std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
                                                           bool look) {
-  const std::lock_guard lock(mutex_);
-  const auto now = Clock::now();
-  if (!look && now - looked_ < kLookAgain) return folder_;
-  looked_ = now;
-  const Folder::Place place = folder_->PlaceOf(path_);
+  std::shared_ptr<const Folder> known;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto now = Clock::now();
+    if (!look && now - looked_ < kLookAgain) return folder_;
+    looked_ = now;
+    known = folder_;
+  }
+  // No lock is held while a file system is asked, which may not answer.
+  const Folder::Place place = known->PlaceOf(path_);
   if (place == Folder::Place::kHere ||
       (place == Folder::Place::kGone && !writing)) {
-    return folder_;
+    return known;
   }
+  std::shared_ptr<const Folder> found;
   try {
-    // Another one has another key: what was known of files is not of these.
-    auto folder = Folder::Open(path_, writing);
-    if (tier_ == "shared" && !IsInMemory(folder->descriptor())) {
-      return writing ? nullptr : folder_;
-    }
-    folder_ = std::move(folder);
-    checked_.clear();
-    counted_ = false;
+    found = Folder::Open(path_, writing);
   } catch (const std::exception&) {
     // A symbolic link, a stranger's: what is read is still the old one.
-    return writing ? nullptr : folder_;
+    return writing ? nullptr : known;
   }
+  if (tier_ == "shared" && !IsInMemory(found->descriptor())) {
+    return writing ? nullptr : known;
+  }
+  const std::lock_guard lock(mutex_);
+  // Another thread may have found it first.
+  if (folder_ != known) return folder_;
+  // Another folder has another key: what was known of files is not of these.
+  folder_ = std::move(found);
+  checked_.clear();
+  counted_ = false;
   return folder_;
 }
 

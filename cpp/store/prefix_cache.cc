@@ -7,12 +7,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
-#include "base/processors.h"
+#include "base/worker.h"
 
 namespace gkv {
 namespace {
@@ -149,28 +147,30 @@ class PrefixCache::Clearing {
  public:
   explicit Clearing(size_t tiers) : results_(tiers) {}
 
-  // Where too many were left behind, there is no answer, and no wait for it.
+  // Where too many threads are left in tiers that do not answer, there is no
+  // answer, and no wait for it.
   static void Begin(const std::shared_ptr<Clearing>& self, size_t tier,
                     std::shared_ptr<BlockStore> store,
                     const std::shared_ptr<std::atomic<size_t>>& running) {
-    if (running->fetch_add(1) >= kMostClearing) {
-      running->fetch_sub(1);
-      return;
-    }
-    {
-      const std::lock_guard lock(self->mutex_);
+    const bool full = running->fetch_add(1) >= kMostClearing;
+    std::shared_ptr<void> place(nullptr, [running](void*) { --*running; });
+    if (full) return;
+    const std::lock_guard lock(self->mutex_);
+    try {
+      RunElsewhere([self, tier, store = std::move(store),
+                     place = std::move(place)]() mutable {
+        const Cleared result = store->Clear(nullptr);
+        store.reset();
+        place.reset();
+        const std::lock_guard lock(self->mutex_);
+        self->results_[tier] = result;
+        --self->pending_;
+        self->changed_.notify_all();
+      });
       ++self->pending_;
+    } catch (const std::exception&) {
+      self->results_[tier] = Cleared::kFailed;
     }
-    std::thread(Unpinned([self, tier, store = std::move(store),
-                          running]() mutable {
-      const Cleared result = store->Clear(nullptr);
-      store.reset();
-      running->fetch_sub(1);
-      const std::lock_guard lock(self->mutex_);
-      self->results_[tier] = result;
-      --self->pending_;
-      self->changed_.notify_all();
-    })).detach();
   }
 
   // By tier; none where there was no answer.
@@ -239,6 +239,7 @@ void PrefixCache::ClearTiers(std::span<const PrefixTier> names,
 }
 
 uint64_t PrefixCache::RemoveBranch(const ObjectBranch& branch) {
+  if (transfer_) CheckTiers();
   Flush();
   uint64_t removed = 0;
   for (const auto& tier : tiers_) removed += tier->RemoveBranch(branch);

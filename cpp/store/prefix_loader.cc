@@ -7,12 +7,11 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/processors.h"
 
 namespace gkv {
 namespace {
 
-constexpr size_t kWorkers = 2;
+constexpr size_t kHands = 2;
 // Fewer positions take a step no time.
 constexpr size_t kWorthLoading = 16;
 // Resume points that are tried where one turns out to be useless.
@@ -80,30 +79,52 @@ std::shared_ptr<PrefixFetch> PrefixLoader::Fetch(PrefixRequest request) {
     bool any = false;
     for (size_t t = 0; t < tiers_.size(); ++t) any = any || Usable(t, now);
     if (!any) return nullptr;
-    while (workers_.size() < kWorkers) StartWorker();
     std::erase_if(fetches_, [](const auto& f) { return f.expired(); });
     fetches_.push_back(fetch);
     queue_.push_back(fetch);
+    try {
+      Dispatch();
+    } catch (...) {
+      queue_.pop_back();
+      throw;
+    }
     ++stats_.fetches;
   }
-  changed_.notify_all();
   return fetch;
 }
 
+// Has workers that do nothing look for fetches, as many as there are fetches.
+// Throws std::bad_alloc and std::system_error if no worker looks then.
 // Requires: mutex_ is held.
-void PrefixLoader::StartWorker() {
-  for (auto at = workers_.begin(); at != workers_.end();) {
-    if (at->ended) at->thread.join();
-    at = at->ended ? workers_.erase(at) : std::next(at);
-  }
-  Worker& worker = workers_.emplace_back();
+void PrefixLoader::Dispatch() {
+  std::erase_if(hands_, [](Hand& hand) {
+    return hand.lost && hand.worker.Wait(Clock::time_point());
+  });
+  auto present = static_cast<size_t>(std::count_if(
+      hands_.begin(), hands_.end(), [](const Hand& h) { return !h.lost; }));
+  bool any_busy = false;
+  std::exception_ptr error;
   try {
-    worker.thread = std::thread(
-        Unpinned([self = shared_from_this(), &worker] { self->Loop(worker); }));
-  } catch (...) {
-    workers_.pop_back();
-    throw;
+    for (; present < kHands; ++present) hands_.emplace_back();
+  } catch (const std::bad_alloc&) {
+    error = std::current_exception();
   }
+  size_t wanted = queue_.size();
+  for (Hand& hand : hands_) {
+    if (hand.lost) continue;
+    if (!hand.busy && wanted > 0) {
+      try {
+        hand.worker.Post(
+            [self = shared_from_this(), &hand] { self->RunQueue(hand); });
+        hand.busy = true;
+        --wanted;
+      } catch (const std::exception&) {
+        error = std::current_exception();
+      }
+    }
+    any_busy = any_busy || hand.busy;
+  }
+  if (error && !any_busy) std::rethrow_exception(error);
 }
 
 void PrefixLoader::TimedOut(PrefixFetch& fetch) {
@@ -114,26 +135,24 @@ void PrefixLoader::TimedOut(PrefixFetch& fetch) {
   LeaveHung();
 }
 
-// Another one works in the place of each worker that a tier does not answer.
+// Has another worker work in the place of each that a tier does not answer.
 // Requires: mutex_ is held.
 void PrefixLoader::LeaveHung() {
   const Clock::time_point now = Clock::now();
-  size_t left = 0;
-  for (Worker& worker : workers_) {
-    if (worker.calling == 0 || worker.lost || now < worker.since + time_out_) {
+  for (Hand& hand : hands_) {
+    if (hand.calling == 0 || hand.lost || now < hand.since + time_out_) {
       continue;
     }
-    Pace& pace = paces_[worker.calling - 1];
+    Pace& pace = paces_[hand.calling - 1];
     ++pace.stats.timeouts;
     ++pace.hung;
-    worker.lost = true;
-    ++left;
+    hand.lost = true;
   }
-  if (closing_) return;
+  if (closing_ || queue_.empty()) return;
   try {
-    while (left-- > 0) StartWorker();
+    Dispatch();
   } catch (const std::exception&) {
-    // Those that are left do the work of all.
+    // The next fetch tries it again.
   }
 }
 
@@ -149,8 +168,9 @@ std::shared_ptr<PrefixFetch> PrefixLoader::NextFetch() {
                       b.request_.tokens.begin());
   };
   for (auto at = queue_.begin(); at != queue_.end(); ++at) {
-    if (std::any_of(workers_.begin(), workers_.end(), [&](const Worker& w) {
-          return w.fetch != nullptr && !w.lost && alike(*w.fetch, **at);
+    if (std::any_of(hands_.begin(), hands_.end(), [&](const Hand& hand) {
+          return hand.fetch != nullptr && !hand.lost &&
+                 alike(*hand.fetch, **at);
         })) {
       continue;
     }
@@ -161,62 +181,66 @@ std::shared_ptr<PrefixFetch> PrefixLoader::NextFetch() {
   return nullptr;
 }
 
-void PrefixLoader::Loop(Worker& worker) {
+// Takes fetches from the queue until none is left that it may take.
+void PrefixLoader::RunQueue(Hand& hand) {
   std::unique_lock lock(mutex_);
-  while (!closing_ && !worker.lost) {
+  while (!closing_ && !hand.lost) {
     std::shared_ptr<PrefixFetch> fetch = NextFetch();
-    if (!fetch) {
-      changed_.wait(lock);
-      continue;
-    }
-    worker.fetch = fetch.get();
+    if (!fetch) break;
+    hand.fetch = fetch.get();
     fetch->NoteProgress();
     lock.unlock();
     bool failed = false;
     try {
-      Run(worker, *fetch);
+      Run(hand, *fetch);
     } catch (const std::exception&) {
       failed = true;  // no memory; it is computed
     }
-    {
-      const std::lock_guard done(fetch->mutex_);
-      if (fetch->found_.points.empty() && fetch->found_.pages.empty()) {
-        fetch->found_ = {};
-      }
-      if (failed) fetch->given_up_ = true;
-      fetch->done_.store(true, std::memory_order_release);
-    }
-    fetch->changed_.notify_all();
-    if (!fetch->abandoned_ && fetch->request_.on_done) {
-      fetch->request_.on_done();
-    }
+    Finish(*fetch, failed);
     lock.lock();
     stats_.failed += failed;
-    worker.fetch = nullptr;
+    hand.fetch = nullptr;
     lock.unlock();
     fetch.reset();
-    changed_.notify_all();  // one that begins alike may go on
     lock.lock();
+    if (closing_ || queue_.empty()) continue;
+    try {
+      Dispatch();  // of those that begin alike, several may go on now
+    } catch (const std::exception&) {
+      // This one takes them.
+    }
   }
-  worker.ended = true;
-  changed_.notify_all();
+  hand.busy = false;
+}
+
+void PrefixLoader::Finish(PrefixFetch& fetch, bool failed) {
+  {
+    const std::lock_guard lock(fetch.mutex_);
+    if (fetch.found_.points.empty() && fetch.found_.pages.empty()) {
+      fetch.found_ = {};
+    }
+    if (failed) fetch.given_up_ = true;
+    fetch.done_.store(true, std::memory_order_release);
+  }
+  fetch.changed_.notify_all();
+  if (!fetch.abandoned_ && fetch.request_.on_done) fetch.request_.on_done();
 }
 
 // False if the fetch is not to go on.
 template <typename Fn>
-bool PrefixLoader::Ask(Worker& worker, size_t tier, const Fn& ask) {
+bool PrefixLoader::Ask(Hand& hand, size_t tier, const Fn& ask) {
   {
     const std::lock_guard lock(mutex_);
-    if (closing_ || worker.lost || worker.fetch->abandoned_) return false;
+    if (closing_ || hand.lost || hand.fetch->abandoned_) return false;
     if (!Usable(tier, Clock::now())) return true;
-    worker.calling = tier + 1;
-    worker.since = Clock::now();
-    worker.fetch->NoteProgress();  // so it is left not before that
+    hand.calling = tier + 1;
+    hand.since = Clock::now();
+    hand.fetch->NoteProgress();  // so it is left not before that
   }
   const auto end = [&] {
     const std::lock_guard lock(mutex_);
-    worker.calling = 0;
-    if (!worker.lost) {
+    hand.calling = 0;
+    if (!hand.lost) {
       // Those that wait for their turn see that it goes on.
       for (const auto& waiting : queue_) waiting->NoteProgress();
       return true;
@@ -273,7 +297,7 @@ bool PrefixLoader::WorthIt(PrefixFetch& fetch, size_t tier, size_t begin,
   return false;
 }
 
-void PrefixLoader::Run(Worker& worker, PrefixFetch& fetch) {
+void PrefixLoader::Run(Hand& hand, PrefixFetch& fetch) {
   const PrefixRequest& request = fetch.request_;
   const KvLayout& layout = *request.layout;
   const std::span<const int32_t> tokens = request.tokens;
@@ -307,7 +331,7 @@ void PrefixLoader::Run(Worker& worker, PrefixFetch& fetch) {
       tiers_[t]->Has(keys, found);
       NoteLatency(t, SecondsSince(asked));
     };
-    if (!Ask(worker, t, ask)) return;
+    if (!Ask(hand, t, ask)) return;
     for (size_t i = 0; i < keys.size(); ++i) {
       if (found[i] != 0) where[i] = std::min(where[i], t);
     }
@@ -319,7 +343,7 @@ void PrefixLoader::Run(Worker& worker, PrefixFetch& fetch) {
         std::min(begin, candidates[i] / kPageTokens * kPageTokens);
     if (!WorthIt(fetch, where[i], first, candidates[i])) return;
     ++attempts;
-    if (TryPoint(worker, fetch, chain, candidates[i], first)) return;
+    if (TryPoint(hand, fetch, chain, candidates[i], first)) return;
     const std::lock_guard lock(fetch.mutex_);
     if (fetch.given_up_) return;
     fetch.found_ = {};
@@ -328,7 +352,7 @@ void PrefixLoader::Run(Worker& worker, PrefixFetch& fetch) {
 
 // Parallel to `wanted`: what the first tier has that gives it as it must be.
 std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
-    Worker& worker, PrefixFetch& fetch, std::span<const Wanted> wanted) {
+    Hand& hand, PrefixFetch& fetch, std::span<const Wanted> wanted) {
   std::vector<std::optional<Piece>> pieces(wanted.size());
   for (size_t t = 0; t < tiers_.size(); ++t) {
     std::vector<size_t> at;
@@ -347,7 +371,7 @@ std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
       for (const Loaded& one : loaded) bytes += one.object.bytes.size();
       if (bytes > 0) NoteRate(t, SecondsSince(asked), bytes);
     };
-    if (!Ask(worker, t, ask)) return {};
+    if (!Ask(hand, t, ask)) return {};
     std::vector<ObjectKey> damaged;
     uint64_t loads = 0;
     for (size_t k = 0; k < loaded.size() && k < at.size(); ++k) {
@@ -376,7 +400,7 @@ std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
     const auto tell = [&] {
       for (const ObjectKey& key : damaged) tiers_[t]->Damaged(key);
     };
-    if (!damaged.empty() && !Ask(worker, t, tell)) return {};
+    if (!damaged.empty() && !Ask(hand, t, tell)) return {};
   }
   for (size_t i = 0; i < pieces.size(); ++i) {
     if (pieces[i] && pieces[i]->tier > 0) {
@@ -398,7 +422,7 @@ bool PrefixLoader::Keep(PrefixFetch& fetch, bool point, size_t end,
 
 // Loads what RAM, which has pages up to `begin`, lacks for going on at
 // `position`. False if a piece is missing.
-bool PrefixLoader::TryPoint(Worker& worker, PrefixFetch& fetch,
+bool PrefixLoader::TryPoint(Hand& hand, PrefixFetch& fetch,
                             const ObjectChain& chain, size_t position,
                             size_t begin) {
   const PrefixRequest& request = fetch.request_;
@@ -417,7 +441,7 @@ bool PrefixLoader::TryPoint(Worker& worker, PrefixFetch& fetch,
   const bool has_point = !KeepsAll(*layout) || position % kPageTokens != 0;
   if (has_point) {
     Wanted want{chain.ResumeKey(position), chain.ResumeHead(position)};
-    const auto loaded = LoadAll(worker, fetch, {&want, 1});
+    const auto loaded = LoadAll(hand, fetch, {&want, 1});
     if (loaded.empty() || !loaded[0]) return false;
     point.tier = names_[loaded[0]->tier];
     add(*loaded[0]);
@@ -430,7 +454,7 @@ bool PrefixLoader::TryPoint(Worker& worker, PrefixFetch& fetch,
       }
     }
     if (!windows.empty()) {
-      const auto found = LoadAll(worker, fetch, windows);
+      const auto found = LoadAll(hand, fetch, windows);
       if (found.empty()) return false;
       for (const auto& piece : found) {
         if (!piece) return false;
@@ -460,7 +484,7 @@ bool PrefixLoader::TryPoint(Worker& worker, PrefixFetch& fetch,
       const size_t page = begin / kPageTokens + i;
       want.push_back({chain.PageKey(page), chain.PageHead(page)});
     }
-    auto found = LoadAll(worker, fetch, want);
+    auto found = LoadAll(hand, fetch, want);
     if (found.empty()) return false;
     for (size_t i = 0; i < found.size(); ++i) {
       if (!found[i]) return false;
@@ -527,44 +551,17 @@ bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
 }
 
 void PrefixLoader::Close(Clock::time_point until) {
+  if (pid_ != getpid()) return;
   std::deque<std::shared_ptr<PrefixFetch>> left;
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;
     left.swap(queue_);
-    if (pid_ != getpid()) {
-      // They are in the parent.
-      for (Worker& worker : workers_) {
-        (void)new std::thread(std::move(worker.thread));
-      }
-      return;
-    }
   }
-  changed_.notify_all();
-  for (const auto& fetch : left) {
-    {
-      const std::lock_guard lock(fetch->mutex_);
-      fetch->done_.store(true, std::memory_order_release);
-    }
-    fetch->changed_.notify_all();
-    if (!fetch->abandoned_ && fetch->request_.on_done) {
-      fetch->request_.on_done();
-    }
-  }
-  std::unique_lock lock(mutex_);
-  changed_.wait_until(lock, until, [&] {
-    return std::all_of(workers_.begin(), workers_.end(),
-                       [](const Worker& worker) {
-                         return worker.ended || !worker.thread.joinable();
-                       });
-  });
-  for (Worker& worker : workers_) {
-    if (!worker.thread.joinable()) continue;
-    if (worker.ended) {
-      worker.thread.join();  // it needs the lock no more
-    } else {
-      worker.thread.detach();
-    }
+  for (const auto& fetch : left) Finish(*fetch, false);
+  // None comes and none goes from now on.
+  for (Hand& hand : hands_) {
+    if (!hand.worker.Wait(until)) hand.worker.Abandon();
   }
 }
 

@@ -13,10 +13,10 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "base/fork_guard.h"
+#include "base/worker.h"
 #include "store/block_store.h"
 #include "store/object_chain.h"
 #include "store/prefix_index.h"
@@ -101,8 +101,8 @@ struct PrefixLoaderStats {
 };
 
 // Asks the tiers below RAM for the longest resume point, checks every object
-// against what it must be, and takes them into the index. On threads of its
-// own, two of which work at a time; they start when they are first needed.
+// against what it must be, and takes them into the index. Two workers do that
+// at a time; another one takes the place of one that a tier does not answer.
 // Thread-safe. No lock is held while a tier is asked. In a child of fork() no
 // tier is.
 class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
@@ -124,9 +124,8 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
   void TimedOut(PrefixFetch& fetch);
   // As BlockHolder says: of what was fetched and nobody has taken over yet.
   bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed);
-  // Ends all fetches and threads. Waits for a tier that is asked, until
-  // `until`: its thread is left then, and holds only itself and its fetch. Must
-  // come before the end.
+  // Ends all fetches. Waits for a tier that is asked, until `until`: the thread
+  // is left then, and holds only this and its fetch. Must come before the end.
   void Close(Clock::time_point until);
   PrefixLoaderStats stats() const;
 
@@ -141,13 +140,14 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
     ObjectKey key;
     ObjectHead head;
   };
-  struct Worker {
-    std::thread thread;
+  // A worker, and what it is at. Its task shares the loader, which has this.
+  struct Hand {
     PrefixFetch* fetch = nullptr;
     size_t calling = 0;         // tier + 1
     Clock::time_point since{};  // it is
-    bool lost = false;          // another one works in its place
-    bool ended = false;
+    bool busy = false;          // looks for fetches, or is at one
+    bool lost = false;          // a tier does not answer it
+    Worker worker;
   };
   // One tier as it was lately.
   struct Pace {
@@ -156,20 +156,21 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
     Clock::time_point suspended_until{};
   };
 
-  void Loop(Worker& worker);
-  void StartWorker();
+  void Dispatch();
+  void RunQueue(Hand& hand);
+  void Finish(PrefixFetch& fetch, bool failed);
   void LeaveHung();
   std::shared_ptr<PrefixFetch> NextFetch();
-  void Run(Worker& worker, PrefixFetch& fetch);
-  bool TryPoint(Worker& worker, PrefixFetch& fetch, const ObjectChain& chain,
+  void Run(Hand& hand, PrefixFetch& fetch);
+  bool TryPoint(Hand& hand, PrefixFetch& fetch, const ObjectChain& chain,
                 size_t position, size_t begin);
-  std::vector<std::optional<Piece>> LoadAll(Worker& worker, PrefixFetch& fetch,
+  std::vector<std::optional<Piece>> LoadAll(Hand& hand, PrefixFetch& fetch,
                                             std::span<const Wanted> wanted);
   bool Keep(PrefixFetch& fetch, bool point, size_t end, PrefixPart part);
   bool WorthIt(PrefixFetch& fetch, size_t tier, size_t begin, size_t position);
   bool Usable(size_t tier, Clock::time_point now) const;
   template <typename Fn>
-  bool Ask(Worker& worker, size_t tier, const Fn& ask);
+  bool Ask(Hand& hand, size_t tier, const Fn& ask);
   void NoteLatency(size_t tier, double seconds);
   void NoteRate(size_t tier, double seconds, size_t bytes);
 
@@ -181,10 +182,9 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
   const bool weighs_;
 
   mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
   std::deque<std::shared_ptr<PrefixFetch>> queue_;
   std::vector<std::weak_ptr<PrefixFetch>> fetches_;  // that may hold blocks
-  std::list<Worker> workers_;
+  std::list<Hand> hands_;  // two, and those that are lost
   std::vector<Pace> paces_;
   bool closing_ = false;
   PrefixLoaderStats stats_;

@@ -6,8 +6,6 @@
 #include <map>
 #include <utility>
 
-#include "base/processors.h"
-
 namespace gkv {
 
 // What is queued. Its references count as an index's: they go when asked for.
@@ -86,16 +84,22 @@ void PrefixWriter::Enqueue(std::unique_ptr<Job> job) {
   std::vector<std::unique_ptr<Job>> victims;  // destroyed behind the lock
   {
     const std::lock_guard lock(mutex_);
-    if (closing_ || pid_ != getpid()) {
-      return victims.push_back(std::move(job));
-    }
-    Start();
-    stats_.queued += job->Objects();
-    stats_.queued_bytes += job->bytes;
+    if (closed_ || worker_.in_child()) return;
     queue_.push_back(std::move(job));
+    if (!busy_) {
+      try {
+        worker_.Post([self = shared_from_this()] { self->WriteQueue(); });
+      } catch (...) {
+        job = std::move(queue_.back());  // destroyed without the lock
+        queue_.pop_back();
+        throw;
+      }
+      busy_ = true;
+    }
+    stats_.queued += queue_.back()->Objects();
+    stats_.queued_bytes += queue_.back()->bytes;
     MakeRoom(victims);
   }
-  changed_.notify_all();
 }
 
 // The newest stays, however large.
@@ -109,18 +113,10 @@ void PrefixWriter::MakeRoom(std::vector<std::unique_ptr<Job>>& victims) {
   }
 }
 
-// The thread keeps the writer, which it may outlive its owner with.
-void PrefixWriter::Start() {
-  if (thread_) return;
-  thread_ = std::make_unique<std::thread>(
-      Unpinned([self = shared_from_this()] { self->Loop(); }));
-}
-
-void PrefixWriter::Loop() {
+// Writes until nothing is queued.
+void PrefixWriter::WriteQueue() {
   std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [&] { return closing_ || !queue_.empty(); });
-    if (queue_.empty()) break;
+  while (!queue_.empty()) {
     std::unique_ptr<Job> job = std::move(queue_.front());
     queue_.pop_front();
     stats_.queued -= job->Objects();
@@ -144,8 +140,7 @@ void PrefixWriter::Loop() {
     encoding_ = false;
     changed_.notify_all();
   }
-  ended_ = true;
-  changed_.notify_all();
+  busy_ = false;
 }
 
 void PrefixWriter::Run(Job& job) {
@@ -346,7 +341,7 @@ bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
   {
     std::unique_lock lock(mutex_);
     // In a child of fork() there is nobody who encodes, or will write.
-    if (pid_ == getpid()) changed_.wait(lock, [&] { return !encoding_; });
+    if (!worker_.in_child()) changed_.wait(lock, [&] { return !encoding_; });
     const auto take = [&](Job& job) {
       any = true;
       ForBlocks(job.addition.news, [&](const Block* block) {
@@ -383,13 +378,10 @@ bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
 }
 
 bool PrefixWriter::Flush(Clock::time_point until) {
-  if (pid_ != getpid()) return true;
+  if (worker_.in_child()) return true;
+  if (!worker_.Wait(until)) return false;
   {
-    std::unique_lock lock(mutex_);
-    const bool written = changed_.wait_until(lock, until, [&] {
-      return left_ || (queue_.empty() && current_ == nullptr && !encoding_);
-    });
-    if (!written) return false;
+    const std::lock_guard lock(mutex_);
     if (left_) return true;
   }
   for (const auto& tier : tiers_) tier->Flush();
@@ -397,53 +389,49 @@ bool PrefixWriter::Flush(Clock::time_point until) {
 }
 
 bool PrefixWriter::Drop(Clock::time_point until) {
+  if (worker_.in_child()) return true;
+  const Job* running = nullptr;
   {
-    std::deque<std::unique_ptr<Job>> victims;  // destroyed behind the lock
+    std::deque<std::unique_ptr<Job>> victims;  // destroyed without the lock
     PrefixNews current;
-    if (pid_ != getpid()) return true;
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !encoding_; });
     for (const auto& job : queue_) stats_.dropped += job->Objects();
     stats_.queued = stats_.queued_bytes = 0;
     queue_.swap(victims);
+    running = current_;
     if (current_ != nullptr) current = current_->GiveUp();
   }
   std::unique_lock lock(mutex_);
-  const Job* const running = current_;
   return changed_.wait_until(
       lock, until, [&] { return current_ != running || !running || left_; });
 }
 
 uint64_t PrefixWriter::Close(Clock::time_point until) {
-  std::deque<std::unique_ptr<Job>> victims;  // destroyed behind the lock
-  PrefixNews current;
+  if (worker_.in_child()) return 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return 0;
+  }
+  if (worker_.Wait(until)) return 0;
   uint64_t dropped = 0;
-  std::unique_lock lock(mutex_);
-  closing_ = true;
-  const std::unique_ptr<std::thread> thread = std::move(thread_);
-  if (!thread) return 0;
-  if (pid_ != getpid()) {
-    (void)new std::thread(std::move(*thread));  // it is in the parent
-    return 0;
+  {
+    std::deque<std::unique_ptr<Job>> victims;  // destroyed without the lock
+    PrefixNews current;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return !encoding_; });
+    for (const auto& job : queue_) dropped += job->Objects();
+    queue_.swap(victims);
+    if (current_ != nullptr) {
+      dropped += current_->Objects();
+      current = current_->GiveUp();
+    }
+    stats_.queued = stats_.queued_bytes = 0;
+    stats_.dropped += dropped;
+    left_ = true;
   }
   changed_.notify_all();
-  if (changed_.wait_until(lock, until, [&] { return ended_; })) {
-    lock.unlock();
-    thread->join();
-    return 0;
-  }
-  changed_.wait(lock, [&] { return !encoding_; });
-  for (const auto& job : queue_) dropped += job->Objects();
-  queue_.swap(victims);
-  if (current_ != nullptr) {
-    dropped += current_->Objects();
-    current = current_->GiveUp();
-  }
-  stats_.queued = stats_.queued_bytes = 0;
-  stats_.dropped += dropped;
-  left_ = true;
-  thread->detach();
-  changed_.notify_all();
+  worker_.Abandon();
   return dropped;
 }
 

@@ -1,8 +1,6 @@
 #ifndef GEMMAKV_STORE_PREFIX_WRITER_H_
 #define GEMMAKV_STORE_PREFIX_WRITER_H_
 
-#include <unistd.h>
-
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -12,10 +10,10 @@
 #include <mutex>
 #include <optional>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "base/fork_guard.h"
+#include "base/worker.h"
 #include "store/block_store.h"
 #include "store/object_chain.h"
 #include "store/prefix_index.h"
@@ -40,10 +38,9 @@ struct PrefixWriterStats {
   uint64_t failed = 0;
 };
 
-// Writes through to the tiers below RAM what is new in the index, on a thread
-// of its own, which starts when it is first needed. Of one addition: pages from
-// the root on, window pages, the resume points they belong to, so that a reader
-// who finds a resume point finds the rest.
+// Writes through to the tiers below RAM what is new in the index, on a worker.
+// Of one addition: pages from the root on, window pages, the resume points they
+// belong to, so that a reader who finds a resume point finds the rest.
 //
 // What is queued is referred to, so that it may go from an index that is
 // smaller than what is being written. It goes, unwritten, where a pool is full:
@@ -51,7 +48,7 @@ struct PrefixWriterStats {
 // tier is asked. In a child of fork() nothing is written.
 class PrefixWriter : public std::enable_shared_from_this<PrefixWriter> {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = Worker::Clock;
 
   // The oldest addition goes where more than `max_bytes` of blocks are queued.
   PrefixWriter(std::shared_ptr<PrefixIndex> index, PrefixTiers tiers,
@@ -71,10 +68,9 @@ class PrefixWriter : public std::enable_shared_from_this<PrefixWriter> {
   // Forgets what is queued. Returns when what is being written is written, or
   // at `until`: false.
   bool Drop(Clock::time_point until);
-  // Writes what is queued, until `until`, and ends the thread. Nothing is
-  // written afterwards. Returns how many objects were not, with all of what the
-  // thread was at: it is left in a tier that does not answer, and holds only
-  // itself and what it is at.
+  // Writes what is queued, until `until`. Nothing is written afterwards. Says
+  // how many objects were not, with all of what the worker was at: its thread
+  // is left in a tier that does not answer, and holds only this and that.
   uint64_t Close(Clock::time_point until);
   PrefixWriterStats stats() const;
 
@@ -82,8 +78,7 @@ class PrefixWriter : public std::enable_shared_from_this<PrefixWriter> {
   struct Job;
   struct Item;
 
-  void Start();
-  void Loop();
+  void WriteQueue();
   void Run(Job& job);
   std::vector<Item> ItemsOf(const Job& job, const ObjectChain& chain);
   void FindMissing(Job& job, std::span<const Item> items);
@@ -100,15 +95,15 @@ class PrefixWriter : public std::enable_shared_from_this<PrefixWriter> {
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::deque<std::unique_ptr<Job>> queue_;
-  Job* current_ = nullptr;  // that the thread is at
-  bool encoding_ = false;   // the thread refers to blocks
-  bool closing_ = false;
-  bool ended_ = false;  // the thread
-  bool left_ = false;   // the thread was
+  Job* current_ = nullptr;  // that the worker is at
+  bool encoding_ = false;   // the worker refers to blocks
+  bool busy_ = false;       // the worker looks at the queue, or is going to
+  bool closed_ = false;
+  bool left_ = false;  // the worker was, in a tier that does not answer
   PrefixWriterStats stats_;
-  std::unique_ptr<std::thread> thread_;
-  const pid_t pid_ = getpid();  // of the process that the thread is in
-  const ForkGuard guard_{mutex_};
+  const ForkGuard guard_{mutex_, &changed_};
+
+  Worker worker_;  // its task shares this object
 };
 
 }  // namespace gkv

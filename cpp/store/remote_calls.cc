@@ -6,12 +6,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/fork_guard.h"
-#include "base/processors.h"
+#include "base/worker.h"
 
 namespace gkv {
 namespace {
@@ -140,7 +139,7 @@ void RemoteCalls::Launch(const std::shared_ptr<State>& state,
   call->step_began_ = Clock::now();
   ++state->stats.running;
   try {
-    std::thread(Unpinned([state, call, work = std::move(work)]() mutable {
+    RunElsewhere([state, call, work = std::move(work)]() mutable {
       std::optional<std::string> error;
       try {
         work(*call);
@@ -149,7 +148,7 @@ void RemoteCalls::Launch(const std::shared_ptr<State>& state,
       }
       work = nullptr;  // while whoever waits still does
       state->End(call, error);
-    })).detach();
+    });
   } catch (...) {
     --state->stats.running;
     throw;

@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_ERROR_H_
 #define GEMMAKV_ERROR_H_
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -13,11 +14,24 @@ namespace gkv {
 class Error : public std::runtime_error {
  public:
   explicit Error(std::string_view message);
+
+  // The same error with more to say: `more` follows its message.
+  virtual std::exception_ptr Continued(std::string_view more) const;
+};
+
+// Base of each kind of error but Error itself: Continued() keeps the kind.
+template <class Kind>
+class ErrorOf : public Error {
+ public:
+  using Error::Error;
+  std::exception_ptr Continued(std::string_view more) const override {
+    return std::make_exception_ptr(Kind(std::string(what()).append(more)));
+  }
 };
 
 // An argument is out of its documented range.
-class InvalidArgument : public Error {
-  using Error::Error;
+class InvalidArgument : public ErrorOf<InvalidArgument> {
+  using ErrorOf::ErrorOf;
 };
 
 // The operating system refused an operation on a file.
@@ -30,6 +44,7 @@ class IoError : public Error {
   IoError(std::string path, int error_number);
   int error_number() const { return error_number_; }
   const std::string& path() const { return path_; }
+  std::exception_ptr Continued(std::string_view more) const override;
 
  private:
   int error_number_;
@@ -37,28 +52,28 @@ class IoError : public Error {
 };
 
 // Bytes that claim to be of a known format are not.
-class CorruptFile : public Error {
-  using Error::Error;
+class CorruptFile : public ErrorOf<CorruptFile> {
+  using ErrorOf::ErrorOf;
 };
 
 // Two sound things do not belong together (cache and model, say).
-class Mismatch : public Error {
-  using Error::Error;
+class Mismatch : public ErrorOf<Mismatch> {
+  using ErrorOf::ErrorOf;
 };
 
 // A conversation is at its capacity, or the block pool at its byte budget.
-class CacheFull : public Error {
-  using Error::Error;
+class CacheFull : public ErrorOf<CacheFull> {
+  using ErrorOf::ErrorOf;
 };
 
 // A conversation is in use by something that waits for its reader.
-class Busy : public Error {
-  using Error::Error;
+class Busy : public ErrorOf<Busy> {
+  using ErrorOf::ErrorOf;
 };
 
 // More is asked for at once than somebody has allowed for.
-class QueueFull : public Error {
-  using Error::Error;
+class QueueFull : public ErrorOf<QueueFull> {
+  using ErrorOf::ErrorOf;
 };
 
 }  // namespace gkv

@@ -6,6 +6,7 @@
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/fp_environment.h"
 #include "base/hash.h"
 #include "cache/kv_layout.h"
 #include "model/config/family.h"
@@ -140,6 +141,7 @@ void CheckDrafter(const ModelConfig& config) {
 }  // namespace
 
 float DefaultEmbeddingScale(size_t hidden_size) {
+  const ScopedFpEnvironment fp_environment;
   return static_cast<float>(std::sqrt(static_cast<double>(hidden_size)));
 }
 

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/float16.h"
+#include "base/fp_environment.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
 #include "model/config/gguf_keys.h"
@@ -564,6 +565,7 @@ const Family& FamilyOf(const GgufFile& file) {
 }  // namespace
 
 ModelConfig ConfigFromGguf(GgufFile& file) {
+  const ScopedFpEnvironment fp_environment;
   const Family& family = FamilyOf(file);
   MetadataReader read(file);
   ModelConfig config;

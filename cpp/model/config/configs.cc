@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/fp_environment.h"
 #include "gemmakv/config.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
@@ -52,6 +53,7 @@ constexpr struct {
 };
 
 ModelConfig FromRow(const Row& row) {
+  const ScopedFpEnvironment fp_environment;
   const Family& family = *FindFamily(row.family);
   ModelConfig config;
   config.name = row.name;

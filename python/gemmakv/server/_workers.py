@@ -329,7 +329,9 @@ class _Supervisor:
         # One that was not ready yet ends by the signal itself.
         told = code in (0, -signal.SIGTERM)
         if self._code is not None:
-            self._code = self._code or (0 if told else 1)
+            # One that did not start served nobody, and has said why.
+            if was_ready and not told:
+                self._code = self._code or 1
             return
         if not self._was_ready:  # it has said why, or all are told to stop
             self._code = 0 if told else code if code > 0 else 1

@@ -4,8 +4,10 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <exception>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 
 namespace gkv {
 namespace {
@@ -43,6 +45,34 @@ TEST(ErrorTest, OfTheSystemNamesThePath) {
   EXPECT_STREQ(error.what(), "a/b: No such file or directory");
   EXPECT_EQ(error.error_number(), ENOENT);
   EXPECT_EQ(error.path(), "a/b");
+}
+
+template <class Kind>
+class ErrorKindTest : public testing::Test {};
+
+using Kinds = testing::Types<Error, InvalidArgument, CorruptFile, Mismatch,
+                             CacheFull, Busy, QueueFull>;
+TYPED_TEST_SUITE(ErrorKindTest, Kinds);
+
+TYPED_TEST(ErrorKindTest, StaysWhatItIsWhenContinued) {
+  const TypeParam error("no room");
+  try {
+    std::rethrow_exception(error.Continued("; try again"));
+  } catch (const Error& continued) {
+    EXPECT_EQ(typeid(continued), typeid(TypeParam));
+    EXPECT_STREQ(continued.what(), "no room; try again");
+  }
+}
+
+TEST(ErrorTest, OfTheSystemKeepsItsNumberWhenContinued) {
+  const IoError error("a/b", ENOENT);
+  try {
+    std::rethrow_exception(error.Continued("; try again"));
+  } catch (const IoError& continued) {
+    EXPECT_STREQ(continued.what(), "a/b: No such file or directory; try again");
+    EXPECT_EQ(continued.error_number(), ENOENT);
+    EXPECT_EQ(continued.path(), "a/b");
+  }
 }
 
 TEST(CheckRangeTest, NamesWhatWasFoundAndExpected) {

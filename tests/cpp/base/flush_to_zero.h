@@ -1,6 +1,7 @@
 #ifndef GEMMAKV_TESTS_CPP_BASE_FLUSH_TO_ZERO_H_
 #define GEMMAKV_TESTS_CPP_BASE_FLUSH_TO_ZERO_H_
 
+#include <cfenv>
 #include <cstdint>
 
 #if defined(__SSE2__)
@@ -29,6 +30,16 @@ class FlushToZero {
 #else
   uint64_t saved_;
 #endif
+};
+
+// The same, and rounding upward: no bit may depend on what a caller has set.
+class OddFpEnvironment {
+ public:
+  OddFpEnvironment() { std::fesetround(FE_UPWARD); }
+  ~OddFpEnvironment() { std::fesetround(FE_TONEAREST); }
+
+ private:
+  const FlushToZero flush_;
 };
 
 }  // namespace gkv

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/flush_to_zero.h"
 #include "cache/filled_cache.h"
 #include "cache/kv_cache.h"
 #include "cache/snapshot_format.h"
@@ -30,6 +31,15 @@ TEST(SnapshotTest, RestoresIntoAnyBlockSize) {
         EXPECT_EQ(restored->ToBytes(), bytes);
       }
     }
+  }
+}
+
+TEST(SnapshotTest, CopiesDoNotDependOnTheCallersRounding) {
+  const auto cache = Filled(KvDtype::kInt8, 16, 150);
+  for (const bool values : {false, true}) {
+    const std::vector<float> expected = cache->CopyLayer(1, values);
+    const OddFpEnvironment odd;
+    EXPECT_EQ(cache->CopyLayer(1, values), expected);
   }
 }
 

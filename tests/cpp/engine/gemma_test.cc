@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/flush_to_zero.h"
 #include "base/sanitized.h"
 #include "model/tiny_model.h"
 
@@ -435,6 +436,20 @@ TEST_F(GemmaTest, ForkWhileGeneratingSeesTheLastStep) {
     gemma_->Generate(fork, {}, NoStop(left));
     EXPECT_EQ(fork->tokens(), whole);
   }
+}
+
+TEST_F(GemmaTest, BitsDoNotDependOnWhatTheCallersThreadHasSet) {
+  const Tokens tokens = RandomTokens(100, 9);
+  const std::span<const int32_t> text(tokens);
+  const EmbedOptions mean = {.pooling = Pooling::kMean};
+  const std::vector<float> logits = Logits(NewCache(), tokens, true);
+  const std::vector<float> vector = gemma_->Embed({&text, 1}, mean, {});
+  MemorySource source = TinyTensors(TypesAround());
+  const ModelConfig config = TinyConfig(TypesAround());
+  const OddFpEnvironment odd;
+  gemma_ = Gemma::FromTensors(config, source, {});
+  EXPECT_EQ(Logits(NewCache(), tokens, true), logits);
+  EXPECT_EQ(gemma_->Embed({&text, 1}, mean, {}), vector);
 }
 
 TEST_F(GemmaTest, MoreThreadsThanProcessorsGiveTheSameBits) {

@@ -90,7 +90,7 @@ class SequenceTest : public ::testing::Test {
   // Has it guessed for, whether that pays or not.
   const Candidate& Guess(Sequence& s, size_t max_guesses = 7) {
     speculation_.Guess(std::array{&s.ToGuess(max_guesses)});
-    thread_.Wait();
+    side_work_.Wait();
     return s.ToGuess(max_guesses);
   }
 
@@ -120,9 +120,9 @@ class SequenceTest : public ::testing::Test {
   std::atomic<size_t> asked_ = 0;  // of Forces
   const Model target_ = {};
   ThreadPool threads_{1};
-  SideThread thread_;
+  SideWork side_work_{this};
   Speculation speculation_{
-      target_, threads_, {.always_guess = true}, thread_, this};
+      target_, threads_, {.always_guess = true}, side_work_};
 };
 
 TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
@@ -279,6 +279,25 @@ TEST_F(SequenceTest, WaitsForItsReader) {
   EXPECT_EQ(stream->NextEvent()->finish_reason, FinishReason::kCancelled);
   EXPECT_TRUE(stream->Drained());
   EXPECT_EQ(stream->Result().token_ids, Tokens{7});
+}
+
+TEST_F(SequenceTest, AnErrorAfterDeliveredTokensStaysWhatItIs) {
+  const auto stream = NewStream(20, true);
+  Sequence& s =
+      Make({.stream = stream,
+            .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10})});
+  s.Start();
+  Step(s);
+  EXPECT_EQ(stream->NextEvent()->token_id, 7);
+  s.Fail(std::make_exception_ptr(CorruptFile("weights of layer 3 are damaged")));
+  try {
+    stream->Result();
+    ADD_FAILURE();
+  } catch (const CorruptFile& error) {
+    EXPECT_STREQ(error.what(),
+                 "weights of layer 3 are damaged; the conversation keeps the 1 "
+                 "tokens that were delivered");
+  }
 }
 
 // As that of a Python exception: whoever has the interpreter's lock may be

@@ -85,8 +85,8 @@ class SpeculationTest : public ::testing::Test {
 
   const Model target_ = {};
   ThreadPool threads_{1};
-  SideThread thread_;
-  Speculation speculation_{target_, threads_, {}, thread_, this};
+  SideWork side_work_{this};
+  Speculation speculation_{target_, threads_, {}, side_work_};
 };
 
 TEST_F(SpeculationTest, NothingBeforeItIsKnownWhatItCosts) {

@@ -112,6 +112,34 @@ class DraftPassTest : public ::testing::Test {
   std::shared_ptr<const Model> target_, drafter_;
 };
 
+TEST(ChooseLargestTest, NanComesAfterAllOthers) {
+  std::mt19937 random(3);
+  for (int i = 0; i < 200; ++i) {
+    // Few values, so that many are equal.
+    std::vector<float> scores(1 + random() % 100);
+    for (float& score : scores) {
+      const uint32_t value = random() % 8;
+      score = value < 3 ? std::numeric_limits<float>::quiet_NaN()
+                        : static_cast<float>(value);
+    }
+    std::vector<std::pair<float, uint32_t>> expected;
+    for (uint32_t at = 0; at < scores.size(); ++at) {
+      const float score = scores[at];
+      expected.emplace_back(std::isnan(score) ? 0 : -score, at);
+    }
+    std::sort(expected.begin(), expected.end());
+    const size_t count = 1 + random() % scores.size();
+    std::vector<uint32_t> chosen(scores.size());
+    ChooseLargest(scores, count, chosen);
+    std::sort(chosen.begin(), chosen.begin() + static_cast<ptrdiff_t>(count));
+    std::vector<uint32_t> largest;
+    for (size_t n = 0; n < count; ++n) largest.push_back(expected[n].second);
+    std::sort(largest.begin(), largest.end());
+    chosen.resize(count);
+    EXPECT_EQ(chosen, largest) << "round " << i;
+  }
+}
+
 // The largest are those of all.
 TEST_F(DraftPassTest, TheLargestAreThoseOfAll) {
   for (const bool clusters : {false, true}) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/flush_to_zero.h"
 #include "base/sanitized.h"
 #include "base/says.h"
 #include "model/create_kv_cache.h"
@@ -203,6 +204,19 @@ TEST(UnitVectorTest, HasLengthOneWhateverItIsCutTo) {
   UnitVector(zeros, 2, unit);
   EXPECT_EQ(unit[0], 0);
   EXPECT_EQ(unit[1], 0);
+}
+
+TEST(UnitVectorTest, DoesNotDependOnItsCallersRounding) {
+  std::vector<float> vector(768), expected(768), found(768);
+  for (size_t i = 0; i < vector.size(); ++i) {
+    vector[i] = static_cast<float>(i % 31) - 15.3f;
+  }
+  UnitVector(vector.data(), vector.size(), expected.data());
+  {
+    const OddFpEnvironment odd;
+    UnitVector(vector.data(), vector.size(), found.data());
+  }
+  EXPECT_EQ(found, expected);
 }
 
 TEST(EmbeddingDimsTest, AreThoseOfThePublishedModel) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/flush_to_zero.h"
 #include "gtest/gtest.h"
 
 namespace gkv {
@@ -91,6 +92,27 @@ TEST(RopeTableTest, BitsDoNotDependOnTheSizeOfTheTable) {
       ASSERT_EQ(cos[0], cos[1]) << p << " of " << positions;
       ASSERT_EQ(sin[0], sin[1]) << p << " of " << positions;
     }
+  }
+}
+
+TEST(RopeTableTest, BitsDoNotDependOnWhoMakesIt) {
+  const auto made = [] {
+    RopeTable table(1e6, 8.0, 256);
+    table.Reserve(5000);
+    return table;
+  };
+  const RopeTable expected = made();
+  const RopeTable found = [&] {
+    const OddFpEnvironment odd;
+    return made();
+  }();
+  std::vector<float> cos[2], sin[2];
+  for (int i = 0; i < 2; ++i) cos[i].resize(128), sin[i].resize(128);
+  for (size_t p = 0; p < 5000; ++p) {
+    expected.CosSin(p, cos[0].data(), sin[0].data());
+    found.CosSin(p, cos[1].data(), sin[1].data());
+    ASSERT_EQ(cos[0], cos[1]) << p;
+    ASSERT_EQ(sin[0], sin[1]) << p;
   }
 }
 

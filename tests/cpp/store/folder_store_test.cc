@@ -5,8 +5,10 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -65,6 +67,15 @@ size_t HitsOf(BlockStore& store, const std::vector<ChainObject>& chain) {
   return hits;
 }
 
+// Whether a thread of this process sleeps now.
+bool Sleeps(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const size_t name_end = text.rfind(')');
+  return name_end != text.npos && text.compare(name_end, 3, ") S") == 0;
+}
+
 class FolderStoreTest : public testing::TestWithParam<bool> {
  protected:
   FolderStoreTest()
@@ -108,6 +119,33 @@ INSTANTIATE_TEST_SUITE_P(Tiers, FolderStoreTest, testing::Bool(),
                          [](const auto& tier) {
                            return tier.param ? "Shared" : "Disk";
                          });
+
+// A file system that does not answer holds up whoever asks it, and no fork().
+TEST_P(FolderStoreTest, ForkDoesNotWaitForAFileSystem) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);  // ends it where fork() waits for the thread
+    const auto store = OpenFolderStore(path_, Options());
+    SetFault("folder-look:delay=600000");
+    std::atomic<pid_t> asking = 0;
+    std::thread([&] {
+      asking = gettid();
+      const std::vector<ObjectKey> keys(1);
+      std::vector<uint8_t> found(1);
+      while (true) store->Has(keys, found);
+    }).detach();
+    while (asking == 0 || !Sleeps(asking)) std::this_thread::yield();
+    const pid_t grandchild = fork();
+    if (grandchild == 0) _exit(0);
+    int status = -1;
+    waitpid(grandchild, &status, 0);
+    _exit(status == 0 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
 
 TEST_P(FolderStoreTest, MakesWhatIsMissingForNobodyElse) {
   const auto store = OpenFolderStore(path_ + "/a/b", Options());

@@ -274,7 +274,7 @@ def test_a_cancelled_reply_keeps_no_half_stop(
     talker: Gemma, read: int
 ) -> None:
     """What was held back for a stop string is neither shown nor kept."""
-    options: Any = {"max_tokens": 12, "seed": 1}
+    options: Any = {"max_tokens": 12, "seed": 4}
     options |= {"temperature": 1.0, "top_k": 4}
     session = Session(talker, template="plain")
     reply = session.fork().send("two", **options).text

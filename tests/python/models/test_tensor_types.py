@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,15 @@ def random_tensor(kind: str, rng: np.random.Generator) -> np.ndarray:
     return blocks.reshape(ROWS, -1)
 
 
+def write_tensor(path: Path, kind: str, raw: np.ndarray) -> None:
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_tensor("w", raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_values_are_those_of_the_gguf_package(
     kind: str, tmp_path: Path
@@ -42,17 +53,28 @@ def test_values_are_those_of_the_gguf_package(
     type_id = gguf.GGMLQuantizationType[kind]
     raw = random_tensor(kind, np.random.default_rng(11))
     path = tmp_path / "tensor.gguf"
-    writer = gguf.GGUFWriter(path, "gemma3")
-    writer.add_tensor("w", raw, raw_dtype=type_id)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_tensor(path, kind, raw)
 
     expected = gguf.dequantize(raw, type_id).reshape(ROWS, COLS)
     assert np.isfinite(expected).all()
     found = _core.GgufFile(str(path)).read_tensor("w")
     np.testing.assert_array_equal(found, expected.astype(np.float32))
+
+
+def test_values_do_not_depend_on_the_callers_rounding(tmp_path: Path) -> None:
+    rounding = ctypes.CDLL("libm.so.6")
+    upward = 0x800 if platform.machine() == "x86_64" else 0x400000
+    before = rounding.fegetround()
+    for kind in TYPES:
+        path = tmp_path / f"{kind}.gguf"
+        raw = random_tensor(kind, np.random.default_rng(11))
+        write_tensor(path, kind, raw)
+        file = _core.GgufFile(str(path))
+        expected = file.read_tensor("w")
+        assert rounding.fesetround(upward) == 0
+        found = file.read_tensor("w")
+        assert rounding.fesetround(before) == 0
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_every_supported_type_is_compared() -> None:

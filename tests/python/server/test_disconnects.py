@@ -306,6 +306,8 @@ def test_a_long_wait_has_a_head(shared: gemmakv.Gemma, path: str) -> None:
         body = {"input": "hi", "max_output_tokens": 2, "ignore_eos": True}
     elif path == "/completion":
         body = {"prompt": "hi", "n_predict": 2}
+    elif path == "/api/chat":
+        body = {**LONG, "options": {"num_predict": 2}}
 
     async def main() -> None:
         async with the_row(app):

@@ -51,10 +51,16 @@ def wait_for_bytes(folder: Path, count: int) -> None:
     """Until an unfinished download has `count` bytes."""
 
     def are_here() -> bool:
-        for path in folder.glob("**/*.incomplete"):
-            with suppress(FileNotFoundError):  # finished since it was listed
-                if path.stat().st_size >= count:
-                    return True
+        # What was listed may be gone a moment later; os.walk passes over it.
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                path = Path(parent, name)
+                with suppress(FileNotFoundError):
+                    if (
+                        path.suffix == ".incomplete"
+                        and path.stat().st_size >= count
+                    ):
+                        return True
         return False
 
     wait_until(are_here)

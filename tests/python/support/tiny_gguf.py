@@ -417,8 +417,10 @@ def write_split(folder: Path, count: int = 3) -> list[Path]:
     return paths
 
 
-def write_talker(path: Path) -> Path:
-    """A random model whose replies are letters, and end at max_tokens only."""
+def write_talker(path: Path, endless: bool = True) -> Path:
+    """A random model whose likeliest next tokens are letters. If `endless`, no
+    reply ends before max_tokens, however it is sampled.
+    """
     meta = metadata()
     meta["gemma3.context_length"] = (U32, 1 << 20)
     pieces, _, _ = vocabulary()
@@ -426,7 +428,18 @@ def write_talker(path: Path) -> Path:
              if not re.fullmatch("[a-z\u2581]", piece)]
     weights = tensors(3)
     # Small rows have small logits; as input they count like any other.
-    weights["token_embd.weight"][quiet] *= np.float32(1e-3)
+    embedding = weights["token_embd.weight"]
+    embedding[quiet] *= np.float32(1e-3)
+    if endless:
+        # No layer writes column 0: there stands what each token brings, a
+        # little, and the rows of tokens that end a reply turn it into logits
+        # below -25.
+        for name, array in weights.items():
+            if name.endswith(("attn_output.weight", "ffn_down.weight")):
+                array[0] = 0
+        embedding[:, 0] = 1e-3
+        embedding[CONFIG.eos_ids, 0] = -160
+        weights["output_norm.weight"][0] = 100
     return write(path, meta, weights)
 
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/flush_to_zero.h"
 #include "base/says.h"
 #include "io/gguf_builder.h"
 #include "model/config/config_gguf.h"
@@ -354,6 +355,27 @@ TEST(ConfigTest, FilesOfOtherShapesHaveTheFamilysDefaults) {
   EXPECT_NE(message(BuilderFor(vectors, "sliding_window"))
                 .find("gemma-embedding.attention.sliding_window is missing"),
             std::string::npos);
+}
+
+TEST(ConfigTest, ScalesDoNotDependOnTheCallersRounding) {
+  for (size_t hidden = 64; hidden < 6000; hidden += 16) {
+    const float expected = DefaultEmbeddingScale(hidden);
+    const OddFpEnvironment odd;
+    ASSERT_EQ(DefaultEmbeddingScale(hidden), expected) << hidden;
+  }
+  // Of no named size: 1 / sqrt(head_dim).
+  ModelConfig config = ConfigOf(ModelType::kGemma3_1B);
+  config.layers.resize(3);
+  for (const size_t head_dim : {32u, 96u, 160u, 192u, 224u}) {
+    for (LayerConfig& layer : config.layers) {
+      layer.head_dim = layer.rope_dim = head_dim;
+    }
+    const ModelConfig expected = Load(BuilderFor(config));
+    const OddFpEnvironment odd;
+    const ModelConfig found = Load(BuilderFor(config));
+    EXPECT_EQ(found.query_scale, expected.query_scale) << head_dim;
+    EXPECT_EQ(found.Hash(), expected.Hash()) << head_dim;
+  }
 }
 
 TEST(ConfigTest, TokensThatEndAReply) {

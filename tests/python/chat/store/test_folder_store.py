@@ -34,6 +34,7 @@ from gemmakv.chat.store import (
     from_store,
 )
 from gemmakv.errors import CorruptFile
+from support.tiny_gguf import write_talker
 from support.waits import wait_for_child, wait_until
 
 TALK = [
@@ -619,9 +620,11 @@ def test_folders_of_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_store_of_each_format_opens(
-    talker: gemmakv.Gemma, golden: Path, tmp_path: Path, version: int,
+    golden: Path, tmp_path: Path, version: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    path = write_talker(tmp_path / "talker.gguf", endless=False)
+    talker = gemmakv.Gemma.load(path, prefix_cache=False)
     folder = golden / f"store_v{version}"
     shutil.copytree(folder, tmp_path / "s")
     store = FolderStore(tmp_path / "s")
