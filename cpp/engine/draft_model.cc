@@ -63,9 +63,9 @@ std::shared_ptr<DraftConversation> DraftModel::MostAlike(
   std::shared_ptr<Conversation> best;
   common = kWorthSharing - 1;
   for (const auto& known : known_) {
-    if (known->tenant_ != candidate.sources.tenant) continue;
-    const size_t count = std::min(Common(*known->cache_, *candidate.cache),
-                                  known->cache_->computed());
+    if (known->tenant != candidate.sources.tenant) continue;
+    const size_t count = std::min(Common(*known->cache, *candidate.cache),
+                                  known->cache->computed());
     if (count > common) {
       best = known;
       common = count;
@@ -78,10 +78,10 @@ std::shared_ptr<DraftConversation> DraftModel::MostAlike(
 void DraftModel::Begin(Candidate& candidate) {
   size_t common = 0;
   std::shared_ptr<Conversation> mine = MostAlike(candidate, common);
-  if (mine && mine.use_count() == 2 && common >= mine->known_) {
-    mine->ended_ = true;
+  if (mine && mine.use_count() == 2 && common >= mine->known) {
+    mine->ended = true;
   } else {
-    auto cache = mine ? std::shared_ptr<KVCache>(mine->cache_->Fork())
+    auto cache = mine ? std::shared_ptr<KVCache>(mine->cache->Fork())
                       : std::make_shared<KVCache>(
                             model_->config.MakeKvLayout(KvDtype::kBF16, 16),
                             CacheOptions{.capacity_tokens =
@@ -90,12 +90,12 @@ void DraftModel::Begin(Candidate& candidate) {
                             model_->config.name);
     if (mine) cache->Truncate(common);
     mine = std::make_shared<Conversation>(std::move(cache));
-    mine->known_ = mine->cache_->length();
-    mine->tenant_ = candidate.sources.tenant;
+    mine->known = mine->cache->length();
+    mine->tenant = candidate.sources.tenant;
     known_.push_back(mine);
   }
-  mine->catching_up_ = mine->gave_up_ = false;
-  mine->moved_ = true;
+  mine->catching_up = mine->gave_up = false;
+  mine->moved = true;
   candidate.drafted = std::move(mine);
   DropBeyond(kMaxKept);
 }
@@ -104,45 +104,45 @@ void DraftModel::Begin(Candidate& candidate) {
 // last guesses.
 void DraftModel::Follow(Candidate& candidate) {
   Conversation& c = *candidate.drafted;
-  KVCache& cache = *c.cache_;
+  KVCache& cache = *c.cache;
   const size_t length = candidate.cache->length();
-  c.used_ = ++uses_;
+  c.used = ++uses_;
   Judge(candidate);
-  std::vector<int32_t> added(length - c.known_);
-  candidate.cache->CopyTokens(c.known_, added);
-  const size_t guessed = cache.length() - c.known_;  // tokens of the cache
+  std::vector<int32_t> added(length - c.known);
+  candidate.cache->CopyTokens(c.known, added);
+  const size_t guessed = cache.length() - c.known;  // tokens of the cache
   size_t common = 0;
   if (guessed > 0) {
     std::vector<int32_t> tokens(guessed);
-    cache.CopyTokens(c.known_, tokens);
+    cache.CopyTokens(c.known, tokens);
     while (common < std::min(guessed, added.size()) &&
            tokens[common] == added[common]) {
       ++common;
     }
   }
   if (common < guessed) {
-    const Truncation cut = cache.Truncate(c.lock_, c.known_ + common);
-    if (c.before_guesses_ && cut.replay_tokens > common) {
-      cache.Adopt(c.lock_, *std::move(c.before_guesses_));
+    const Truncation cut = cache.Truncate(c.lock, c.known + common);
+    if (c.before_guesses && cut.replay_tokens > common) {
+      cache.Adopt(c.lock, *std::move(c.before_guesses));
       common = 0;
     }
-    c.moved_ = true;
+    c.moved = true;
   }
-  c.before_guesses_.reset();
-  c.known_ += common;
+  c.before_guesses.reset();
+  c.known += common;
   // A turn ended here: that is where it may be taken back to.
-  if (std::exchange(c.ended_, false)) cache.MakeCheckpoint(c.lock_);
-  cache.Append(c.lock_, std::span(added).subspan(common));
-  c.known_ = length;
-  if (std::exchange(c.moved_, false)) c.next_ = cache.next_position_for_logits();
+  if (std::exchange(c.ended, false)) cache.MakeCheckpoint(c.lock);
+  cache.Append(c.lock, std::span(added).subspan(common));
+  c.known = length;
+  if (std::exchange(c.moved, false)) c.next = cache.next_position_for_logits();
 }
 
 // There is no memory for it: it does without, in this request.
 void DraftModel::GiveUp(Conversation& conversation) noexcept {
-  conversation.gave_up_ = true;
-  conversation.before_guesses_.reset();
+  conversation.gave_up = true;
+  conversation.before_guesses.reset();
   try {
-    conversation.cache_->Reset(conversation.lock_);
+    conversation.cache->Reset(conversation.lock);
   } catch (const std::bad_alloc&) {
     // It goes when the request ends.
   }
@@ -154,7 +154,7 @@ bool DraftModel::DropOldest() noexcept {
   auto oldest = known_.end();
   for (auto it = known_.begin(); it != known_.end(); ++it) {
     if (it->use_count() > 1) continue;
-    if (oldest == known_.end() || (*it)->used_ < (*oldest)->used_) oldest = it;
+    if (oldest == known_.end() || (*it)->used < (*oldest)->used) oldest = it;
   }
   if (oldest == known_.end()) return false;
   known_.erase(oldest);
@@ -171,7 +171,7 @@ void DraftModel::DropBeyond(size_t kept) noexcept {
 // ---- What it costs ----
 
 size_t DraftModel::Lag(const Conversation& conversation) {
-  return conversation.known_ - conversation.next_;
+  return conversation.known - conversation.next;
 }
 
 double DraftModel::RowSeconds(double step_s) const {
@@ -189,34 +189,30 @@ double DraftModel::CatchUpSeconds(const Conversation& c, double step_s) const {
 bool DraftModel::Prepare(Slice& slice, size_t begin, size_t end,
                          size_t outputs) {
   Conversation& c = *slice.conversation;
-  try {
-    slice.ids.resize(end - begin);
-    c.cache_->CopyTokens(begin, slice.ids);
-    slice.output = slice.candidate->consumer->output();
-    slice.output.rows = outputs;
-    slice.output.data = nullptr;
-    for (;;) {
-      try {
-        slice.view = c.cache_->Prepare(
-            c.lock_, begin, end, {},
-            c.before_guesses_ ? &*c.before_guesses_ : nullptr);
-        return true;
-      } catch (const CacheFull&) {
-        if (!DropOldest()) throw;
-      }
+  do {
+    try {
+      slice.ids.resize(end - begin);
+      c.cache->CopyTokens(begin, slice.ids);
+      slice.output = slice.candidate->consumer->output();
+      slice.output.rows = outputs;
+      slice.output.data = nullptr;
+      slice.view =
+          c.cache->Prepare(c.lock, begin, end, {},
+                           c.before_guesses ? &*c.before_guesses : nullptr);
+      return true;
+    } catch (const CacheFull&) {
+    } catch (const std::bad_alloc&) {
+      break;
     }
-  } catch (const CacheFull&) {
-    GiveUp(c);
-  } catch (const std::bad_alloc&) {
-    GiveUp(c);
-  }
+  } while (DropOldest());
+  GiveUp(c);
   return false;
 }
 
 // Runs and commits the slices. False where memory does not suffice: those that
 // were not committed are computed again.
 bool DraftModel::Run(std::span<Slice> slices) {
-  for (Slice& slice : slices) slice.conversation->moved_ = true;
+  for (Slice& slice : slices) slice.conversation->moved = true;
   try {
     std::vector<SequenceSlice> inputs;
     inputs.reserve(slices.size());
@@ -226,15 +222,15 @@ bool DraftModel::Run(std::span<Slice> slices) {
     rows_.Place(outputs, model_->config);
     for (Slice& slice : slices) {
       inputs.push_back({slice.ids, &slice.view,
-                        &slice.conversation->cache_->layout(), slice.output});
+                        &slice.conversation->cache->layout(), slice.output});
     }
     forward_.Step(inputs);
     for (const Slice& slice : slices) CountRows(slice.ids.size());
     for (Slice& slice : slices) {
       Conversation& c = *slice.conversation;
-      c.cache_->Commit(c.lock_, slice.view);
-      c.next_ = slice.view.end;
-      c.moved_ = false;
+      c.cache->Commit(c.lock, slice.view);
+      c.next = slice.view.end;
+      c.moved = false;
     }
   } catch (const std::bad_alloc&) {
     return false;
@@ -295,7 +291,7 @@ void DraftModel::CatchUp(Candidate& candidate, size_t rows) {
   Slice slice{.candidate = &candidate, .conversation = &c};
   const size_t count = std::min(rows, Lag(c) - 1);
   const Clock::time_point begin = Clock::now();
-  if (!Prepare(slice, c.next_, c.next_ + count, 0) || !Run({&slice, 1})) return;
+  if (!Prepare(slice, c.next, c.next + count, 0) || !Run({&slice, 1})) return;
   if (count >= kNear) {
     row_s_.Note(SecondsSince(begin) / static_cast<double>(count));
   }
@@ -309,19 +305,19 @@ void DraftModel::Offer(std::span<Candidate* const> requests,
     if (offered_.size() == kMaxRequests) break;
     if (!candidate->drafted) Begin(*candidate);
     Conversation& c = *candidate->drafted;
-    if (c.gave_up_) continue;
+    if (c.gave_up) continue;
     Follow(*candidate);
     candidate->record.decoded_s +=
         costs.step / static_cast<double>(costs.tokens);
     if (Lag(c) > kNear) {
-      c.catching_up_ = c.catching_up_ || WorthCatchingUp(*candidate, costs);
-      if (!c.catching_up_) continue;
+      c.catching_up = c.catching_up || WorthCatchingUp(*candidate, costs);
+      if (!c.catching_up) continue;
       // One of them at a time: who comes later may find what it has read.
       if (std::exchange(catches_up, true)) continue;
       CatchUp(*candidate, costs.read_rows);
-      if (Lag(c) > kNear || c.gave_up_) continue;
+      if (Lag(c) > kNear || c.gave_up) continue;
     }
-    c.catching_up_ = false;
+    c.catching_up = false;
     const double reading =
         static_cast<double>(Lag(c) - 1) * RowSeconds(costs.step);
     candidate->offer = OfferTo(*candidate, costs.always ? 0 : reading);
@@ -356,9 +352,9 @@ void DraftModel::Rounds(std::vector<Slice> members) {
   for (Slice& slice : members) {
     const Conversation& c = *slice.conversation;
     const size_t from = std::max({slice.candidate->sampled_from,
-                                  slice.candidate->record.judged, c.next_ + 1});
-    const size_t news = c.known_ - std::min(c.known_, from);
-    if (Prepare(slice, c.next_, c.known_, 1 + std::min(judged, news))) {
+                                  slice.candidate->record.judged, c.next + 1});
+    const size_t news = c.known - std::min(c.known, from);
+    if (Prepare(slice, c.next, c.known, 1 + std::min(judged, news))) {
       slices.push_back(std::move(slice));
     }
   }
@@ -374,16 +370,14 @@ void DraftModel::Rounds(std::vector<Slice> members) {
       Candidate& candidate = *slice.candidate;
       Conversation& c = *slice.conversation;
       for (size_t k = 0; k < slice.seen; ++k) Learn(candidate, k < slice.right);
-      if (round == 0) candidate.record.judged = c.known_;
-      if (slice.left == 0 || slice.guess.id < 0) continue;
-      Add(candidate, slice.guess.id);
-      if (slice.left == 1 || slice.guess.last) continue;
-      if (!c.before_guesses_) c.before_guesses_ = c.cache_->Export();
-      c.cache_->Append(c.lock_, {&slice.guess.id, 1});
+      if (round == 0) candidate.record.judged = c.known;
+      if (!Add(candidate, slice.guess, slice.left)) continue;
+      if (!c.before_guesses) c.before_guesses = c.cache->Export();
+      c.cache->Append(c.lock, {&slice.guess.id, 1});
       Slice following{.candidate = &candidate,
                       .conversation = &c,
-                      .left = slice.left - 1};
-      if (Prepare(following, c.next_, c.next_ + 1, 1)) {
+                      .left = slice.left};
+      if (Prepare(following, c.next, c.next + 1, 1)) {
         next.push_back(std::move(following));
       }
     }

@@ -19,31 +19,26 @@
 
 namespace gkv {
 
-// What a draft model knows of one conversation: keys and values of its own.
-// Belongs to its DraftModel.
-class DraftConversation {
- public:
-  explicit DraftConversation(std::shared_ptr<KVCache> cache)
-      : cache_(std::move(cache)), lock_(cache_->Lock()) {}
+// What a DraftModel knows of one conversation: keys and values of its own.
+struct DraftConversation {
+  explicit DraftConversation(std::shared_ptr<KVCache> own)
+      : cache(std::move(own)), lock(cache->Lock()) {}
   DraftConversation(const DraftConversation&) = delete;
 
- private:
-  friend class DraftModel;
-
-  std::shared_ptr<KVCache> cache_;
-  RunLock lock_;  // destroyed before what it locks
+  std::shared_ptr<KVCache> cache;
+  RunLock lock;  // destroyed before what it locks
   // The cache's transcript begins with so many tokens of the target's; guesses
   // follow.
-  size_t known_ = 0;
-  size_t next_ = 0;  // position that is to be computed
-  bool moved_ = false;  // the cache says which
+  size_t known = 0;
+  size_t next = 0;     // position that is to be computed
+  bool moved = false;  // the cache says which
   // As it was before the guesses, while there are some.
-  std::optional<KvContent> before_guesses_;
-  Address tenant_ = {};
-  bool catching_up_ = false;
-  bool ended_ = false;  // a request did, at known_; the next is to mark that
-  bool gave_up_ = false;  // for want of memory
-  uint64_t used_ = 0;     // when it was used last
+  std::optional<KvContent> before_guesses;
+  Address tenant = {};
+  bool catching_up = false;
+  bool ended = false;    // a request did, at `known`; the next is to mark that
+  bool gave_up = false;  // for want of memory
+  uint64_t used = 0;     // when it was used last
 };
 
 // A draft model: one with keys and values of its own.

@@ -5,16 +5,12 @@
 #include <cstdint>
 #include <span>
 
+#include "engine/guesser.h"
+
 namespace gkv {
 
-struct DraftGuess {
-  int32_t id = 0;    // one of the model's
-  double right = 1;  // how likely it is right, after guesses that are
-};
-
-// Guesses what one request says next; a DrafterGuesser asks it. How many of its
-// guesses are computed is decided over all requests (speculation.h). Calls come
-// from the scheduler's thread; what Propose throws fails its request alone.
+// Guesses what one request says next. Calls come from the scheduler's thread;
+// what Propose throws fails its request alone.
 class Drafter {
  public:
   virtual ~Drafter() = default;
@@ -30,6 +26,17 @@ class Drafter {
                          std::span<DraftGuess> guesses) = 0;
   // The request is over.
   virtual void End(std::span<const int32_t> added) noexcept { (void)added; }
+};
+
+// Asks each request's own Drafter.
+class DrafterGuesser : public Guesser {
+ public:
+  void Propose(std::span<Candidate* const> round,
+               const GuessCosts& costs) noexcept override;
+
+  // Tells the drafter, if there is one, that the request is over, and the
+  // tokens that it was not asked after any more; lets go of it.
+  static void End(Candidate& candidate) noexcept;
 };
 
 }  // namespace gkv

@@ -2,12 +2,16 @@
 #define GEMMAKV_ENGINE_GUESS_PLAN_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
-#include "engine/drafter.h"
-
 namespace gkv {
+
+struct DraftGuess {
+  int32_t id = 0;    // one of the model's
+  double right = 1;  // how likely it is right, after guesses that are
+};
 
 // What the coming step costs.
 struct GuessCosts {

@@ -11,7 +11,6 @@
 
 #include "cache/kv_cache.h"
 #include "engine/constraint.h"
-#include "engine/drafter.h"
 #include "engine/guess_plan.h"
 #include "engine/learned.h"
 #include "engine/row_consumer.h"
@@ -20,7 +19,8 @@
 
 namespace gkv {
 
-class DraftConversation;
+struct DraftConversation;
+class Drafter;
 
 // Who guesses for a request.
 struct GuessSources {
@@ -66,7 +66,6 @@ struct Candidate {
 
   // What a model's guesses have shown, and have cost.
   struct Record {
-    bool begun = false;
     LearnedMean right;             // share of guesses that were right, of late
     std::vector<int32_t> guesses;  // of tokens from `guessed_at` on
     size_t guessed_at = 0;

@@ -74,9 +74,7 @@ void ModelDrafter::Make(const GuessCosts& costs) noexcept {
 
 void ModelDrafter::Judge(Candidate& candidate) {
   Candidate::Record& record = candidate.record;
-  if (!std::exchange(record.begun, true)) {
-    record.right = {right_.value, kOthersWeight};
-  }
+  if (record.right.weight == 0) record.right = {right_.value, kOthersWeight};
   const size_t length = candidate.cache->length();
   for (size_t i = 0; i < record.guesses.size(); ++i) {
     const size_t position = record.guessed_at + i;
@@ -112,10 +110,14 @@ bool ModelDrafter::Try(Candidate& candidate, double seconds) {
   return true;
 }
 
-void ModelDrafter::Add(Candidate& candidate, int32_t id) {
-  candidate.record.guesses.push_back(id);
-  if (candidate.planned == 0) return;
-  candidate.proposed.push_back({id, candidate.record.right.value});
+bool ModelDrafter::Add(Candidate& candidate, RowConsumer::Guess guess,
+                       size_t& left) {
+  if (left == 0 || guess.id < 0) return false;
+  candidate.record.guesses.push_back(guess.id);
+  if (candidate.planned > 0) {
+    candidate.proposed.push_back({guess.id, candidate.record.right.value});
+  }
+  return --left > 0 && !guess.last;
 }
 
 double ModelDrafter::RoundSeconds(size_t requests, double step_s) const {

@@ -67,8 +67,8 @@ class ModelDrafter : public Guesser {
   // Whether it is time to spend so much on seeing whether guesses would be
   // right, which is noted.
   static bool Try(Candidate& candidate, double seconds);
-  // Notes a guess.
-  static void Add(Candidate& candidate, int32_t id);
+  // Notes a guess, if so many are `left` to make. Whether another is to follow.
+  static bool Add(Candidate& candidate, RowConsumer::Guess guess, size_t& left);
 
   // Time of a round of so many requests.
   double RoundSeconds(size_t requests, double step_s) const;

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/rounding.h"
-#include "engine/drafter_guesser.h"
+#include "engine/drafter.h"
 
 namespace gkv {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "engine/draft_model.h"
-#include "engine/drafter_guesser.h"
+#include "engine/drafter.h"
 #include "engine/forced_guesser.h"
 #include "engine/target_drafter.h"
 

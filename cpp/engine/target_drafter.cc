@@ -62,52 +62,35 @@ void TargetDrafter::Offer(std::span<Candidate* const> requests,
 // Of those of whom no guess is planned one is made now and then, which is not
 // proposed, to see whether it would be right.
 void TargetDrafter::MakeGuesses(const GuessCosts& costs) {
-  std::vector<Member> members = std::exchange(offered_, {});
   const double try_s = RoundSeconds(1, costs.step);
-  for (Member& member : members) {
+  std::vector<Member> members;
+  for (Member& member : std::exchange(offered_, {})) {
     Candidate& candidate = *member.candidate;
     member.left = candidate.planned;
-    if (member.left == 0 && candidate.most > 0 && Try(candidate, try_s)) {
+    if (member.left == 0) {
+      if (candidate.most == 0 || !Try(candidate, try_s)) continue;
       member.left = 1;
     }
-  }
-  std::erase_if(members, [](const Member& m) { return m.left == 0; });
-  Rounds(members);
-}
-
-void TargetDrafter::Rounds(std::vector<Member>& members) {
-  const size_t width = model_->config.target_hidden;
-  states_.EnsureSize(members.size() * width);
-  for (size_t i = 0; i < members.size(); ++i) {
-    const Candidate& candidate = *members[i].candidate;
-    std::copy_n(candidate.hidden.data(), width, states_.data() + i * width);
     candidate.cache->CopyTokens(candidate.cache->length() - 1,
-                                {&members[i].last, 1});
+                                {&member.last, 1});
+    candidate.hidden_length = 0;  // rounds leave their own state there
+    members.push_back(std::move(member));
   }
   while (!members.empty()) {
     Round(members);
-    size_t kept = 0;
-    for (size_t i = 0; i < members.size(); ++i) {
-      Member& member = members[i];
-      if (member.guess.id < 0) continue;
-      Add(*member.candidate, member.guess.id);
-      if (--member.left == 0 || member.guess.last) continue;
+    std::vector<Member> next;
+    for (Member& member : members) {
+      if (!Add(*member.candidate, member.guess, member.left)) continue;
       member.last = member.guess.id;
-      if (kept != i) {
-        std::copy_n(states_.data() + i * width, width,
-                    states_.data() + kept * width);
-        members[kept] = std::move(member);
-      }
-      ++kept;
+      next.push_back(std::move(member));
     }
-    members.resize(kept);
+    members = std::move(next);
   }
 }
 
 // One more guess for each.
 void TargetDrafter::Round(std::span<Member> members) {
   const size_t vocab = model_->config.vocab_size;
-  const size_t width = model_->config.target_hidden;
   const Clock::time_point begin = Clock::now();
   std::vector<RowOutput> outputs;
   std::vector<RowOutput*> places;
@@ -123,7 +106,7 @@ void TargetDrafter::Round(std::span<Member> members) {
   rows.reserve(members.size());
   for (size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
-    float* const state = states_.data() + i * width;
+    float* const state = member.candidate->hidden.data();
     rows.push_back({.view = &member.view,
                     .layout = &member.candidate->cache->layout(),
                     .token = member.last,

@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "engine/model_drafter.h"
 #include "engine/output_buffer.h"
@@ -38,14 +37,12 @@ class TargetDrafter : public ModelDrafter {
   void MakeGuesses(const GuessCosts& costs) override;
 
   static bool Ready(const Candidate& candidate, KvStepView& view);
-  void Rounds(std::vector<Member>& members);
   void Round(std::span<Member> members);
 
   ThreadPool& pool_;
   DraftPass pass_;
   std::vector<Member> offered_;  // in the step
   OutputBuffer rows_;
-  AlignedBuffer<float> states_;  // [members, target_hidden]
 };
 
 }  // namespace gkv

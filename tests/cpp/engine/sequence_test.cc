@@ -16,6 +16,7 @@
 
 #include "base/error.h"
 #include "cache/filled_cache.h"
+#include "engine/drafter.h"
 #include "engine/speculation.h"
 
 namespace gkv {

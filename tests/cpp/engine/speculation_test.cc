@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "cache/filled_cache.h"
-#include "engine/drafter_guesser.h"
+#include "engine/drafter.h"
 
 namespace gkv {
 namespace {

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/fp_environment.h"
+#include "engine/drafter.h"
 #include "engine/row_consumer.h"
 #include "model/create_kv_cache.h"
 #include "model/tiny_model.h"
@@ -190,8 +191,11 @@ TEST_F(StepRunnerTest, MasksHoldForTheirOwnRequest) {
 TEST_F(StepRunnerTest, TheYoungerGivesWayAndComesBack) {
   const Ids expected = TokensOf(Submit({.prompt = 60, .tokens = 8}));
   const auto probe = CreateKVCache(model_->config, {.block_tokens = 16});
-  const auto blocks =
-      BlockPool::Create(probe->layout().bytes_at(80) * 3 / 2);
+  size_t bytes = 0;  // of 16 positions
+  for (const KvGroup& group : probe->layout().groups()) {
+    bytes += group.block_bytes;
+  }
+  const auto blocks = BlockPool::Create(bytes * 15 / 2);
   const auto older = Submit({.prompt = 60, .tokens = 8, .blocks = blocks});
   const auto younger = Submit({.prompt = 60, .tokens = 8, .blocks = blocks});
   EXPECT_EQ(TokensOf(older), expected);
@@ -201,7 +205,7 @@ TEST_F(StepRunnerTest, TheYoungerGivesWayAndComesBack) {
 }
 
 TEST_F(StepRunnerTest, WhatIsTooLargeAloneFails) {
-  const auto blocks = BlockPool::Create(4096);
+  const auto blocks = BlockPool::Create(1024);
   const auto stream = Submit({.prompt = 60, .blocks = blocks});
   Step();
   EXPECT_THROW((void)stream->Result(), CacheFull);

@@ -1,4 +1,4 @@
-#include "engine/drafter_guesser.h"
+#include "engine/drafter.h"
 
 #include <algorithm>
 #include <new>
