@@ -457,7 +457,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     CheckBinding(*job.cache, identity);
   }
   std::vector<std::shared_ptr<TokenStream>> streams;
-  std::list<Sequence> sequences;
+  std::list<Request> requests;
   const auto batch = std::make_shared<Batch>();
   for (size_t i = 0; i < jobs.size(); ++i) {
     const Job& job = jobs[i];
@@ -467,7 +467,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
         job.cache, std::move(locks[i]), prompt_of(job),
         TokenStream::Options{job.streamed, job.options.WantsLogprobs(),
                              job.options.top_logprobs, seed, text}));
-    Sequence::Parts parts{.stream = streams.back()};
+    Request::Parts parts{.stream = streams.back()};
     parts.stop_ids = job.options.stop_token_ids;
     if (!job.options.ignore_eos) {
       parts.stop_ids.insert(parts.stop_ids.end(), config().eos_ids.begin(),
@@ -506,10 +506,10 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
           job.options, seed, transcript, job.constraint != nullptr,
           parts.stop_ids, text);
     }
-    sequences.emplace_back(std::move(parts));
+    requests.emplace_back(std::move(parts));
   }
   for (const Job& job : jobs) job.cache->Bind(identity);
-  scheduler().Submit(std::move(sequences));
+  scheduler().Submit(std::move(requests));
   return streams;
 }
 
@@ -528,14 +528,14 @@ std::shared_ptr<TokenStream> Gemma::StartRows(
   const auto stream = std::make_shared<TokenStream>(
       cache, std::move(lock), tokens, TokenStream::Options{});
   const size_t count = all_positions ? tokens.size() : 1;
-  std::list<Sequence> sequences;
-  Sequence::Parts parts{.stream = stream};
+  std::list<Request> requests;
+  Request::Parts parts{.stream = stream};
   parts.consumer = std::make_unique<RowWriter>(RowOutput{kind, count, rows});
   parts.output_rows = count;
   parts.prefix = prefix.view ? prefix : prefix_;
-  sequences.emplace_back(std::move(parts));
+  requests.emplace_back(std::move(parts));
   cache->Bind(identity);
-  scheduler().Submit(std::move(sequences));
+  scheduler().Submit(std::move(requests));
   return stream;
 }
 

@@ -31,7 +31,7 @@ struct GuessSources {
 };
 
 // A request as those see it that guess what it says next. It belongs to the
-// request, which says how things stand before each step (Sequence::ToGuess).
+// request, which says how things stand before each step (Request::ToGuess).
 // Then Guessers propose guesses, a plan says how many of them the step takes
 // (`planned`), and those of models are made. Guesses stay until the request has
 // had a step, and are forgotten then.

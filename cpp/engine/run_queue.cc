@@ -11,34 +11,30 @@
 namespace gkv {
 namespace {
 
-using State = Sequence::State;
 
 // Competes for the blocks of its pool, now or when others let it.
-bool Active(const Sequence& request) {
-  const State state = request.state();
-  return (state == State::kPrefilling || state == State::kDecoding ||
-          state == State::kPreempted) &&
-         !request.stream().waits_for_reader();
+bool Active(const Request& request) {
+  return request.runnable() || (request.is<Request::Preempted>() &&
+                                !request.stream().waits_for_reader());
 }
 
-bool SamePool(const Sequence& a, const Sequence& b) {
+bool SamePool(const Request& a, const Request& b) {
   return &a.cache().pool() == &b.cache().pool();
 }
 
-bool Undecided(const Sequence& request) {
-  return request.state() != State::kSettled &&
-         request.state() != State::kEnded;
+bool Undecided(const Request& request) {
+  return !request.is<Request::Settled>() && !request.is<Request::Ended>();
 }
 
-bool Older(const Sequence& a, const Sequence& b) {
+bool Older(const Request& a, const Request& b) {
   return a.number() < b.number();
 }
 
 }  // namespace
 
-void RunQueue::Submit(std::list<Sequence>&& requests) {
+void RunQueue::Submit(std::list<Request>&& requests) {
   StepWait::CheckNotInside(wake_up_.get());
-  for (const Sequence& request : requests) {
+  for (const Request& request : requests) {
     TokenStream& stream = request.stream();
     stream.set_wake_up(wake_up_);
     // Whoever makes it waits for its end.
@@ -96,7 +92,7 @@ bool RunQueue::WaitForWork() {
   if (!stopping) return true;
   bool any = false;
   for (const auto* requests : {&waiting_, &delayed_, &running_, &settled_}) {
-    for (const Sequence& request : *requests) {
+    for (const Request& request : *requests) {
       request.stream().Stop(TokenStream::Interrupt::kCancel);
       any = true;
     }
@@ -114,14 +110,14 @@ bool RunQueue::HasWork() const {
     return true;
   }
   return std::any_of(running_.begin(), running_.end(),
-                     [&](const Sequence& request) {
+                     [&](const Request& request) {
                        Look(1);
                        return Active(request) || request.may_end();
                      });
 }
 
 void RunQueue::TakeOver(Requests& arrivals) {
-  for (Sequence& request : arrivals) {
+  for (Request& request : arrivals) {
     request.set_number(++arrivals_);
     if (const auto& deadline = request.deadline()) {
       next_deadline_ = std::min(next_deadline_.value_or(*deadline), *deadline);
@@ -147,7 +143,7 @@ void RunQueue::Interrupt() {
 void RunQueue::InterruptAll(Requests& requests) {
   const Clock::time_point now = Clock::now();
   Look(requests.size());
-  for (Sequence& request : requests) {
+  for (Request& request : requests) {
     const TokenStream::Interrupt how = request.stream().interrupt();
     const auto& deadline = request.deadline();
     if (how == TokenStream::Interrupt::kAbort) {
@@ -170,9 +166,9 @@ bool RunQueue::Retire() {
   for (auto at = running_.begin(); at != running_.end();) {
     const auto request = at++;
     request->EndSettled();
-    if (request->state() == State::kSettled && request->batch()) {
+    if (request->is<Request::Settled>() && request->batch()) {
       Move(running_, request, settled_);
-    } else if (request->state() == State::kEnded) {
+    } else if (request->is<Request::Ended>()) {
       if (const Batch* const batch = request->batch()) {
         decided = decided || batch->decided();
         waiting_end = waiting_end || (batch->failed && batch->unstarted > 0);
@@ -200,9 +196,9 @@ void RunQueue::EndDecided(Requests& requests) {
   for (auto at = requests.begin(); at != requests.end();) {
     const auto request = at++;
     request->EndSettled();
-    if (request->state() == State::kEnded) {
+    if (request->is<Request::Ended>()) {
       ended_.splice(ended_.end(), requests, request);
-    } else if (request->state() == State::kSettled && &requests != &settled_) {
+    } else if (request->is<Request::Settled>() && &requests != &settled_) {
       Move(requests, request, request->batch() ? settled_ : running_);
     }
   }
@@ -219,10 +215,10 @@ void RunQueue::Admit() {
   ReleaseDelayed();
   size_t active = 0;
   bool gave_way = false, catching_up = false;
-  for (const Sequence& request : running_) {
+  for (const Request& request : running_) {
     if (!Active(request)) continue;
     ++active;
-    gave_way = gave_way || request.state() == State::kPreempted;
+    gave_way = gave_way || request.is<Request::Preempted>();
     catching_up = catching_up || request.catching_up();
   }
   Look(running_.size());
@@ -251,14 +247,14 @@ void RunQueue::Admit() {
       if (next->prefix().leads()) leaders_.push_back(&*next);
       continue;
     }
-    Sequence& request = *at++;
+    Request& request = *at++;
     if (request.prefix().leads()) leaders_.push_back(&request);
     if (!gave_way || !Active(request)) continue;
     const BlockPool* const pool = &request.cache().pool();
     const bool is_oldest =
         std::find(pools_.begin(), pools_.end(), pool) == pools_.end();
     if (is_oldest) pools_.push_back(pool);
-    if (request.state() == State::kPreempted &&
+    if (request.is<Request::Preempted>() &&
         (is_oldest || (ended_since_preempting_ && !catching_up))) {
       request.Start();
       catching_up = true;
@@ -268,11 +264,11 @@ void RunQueue::Admit() {
 
 // Whether it is to wait for the prefix cache: an earlier one reads now what it
 // begins with, or a tier may have it.
-bool RunQueue::Delays(Sequence& request) {
+bool RunQueue::Delays(Request& request) {
   PrefixUse& prefix = request.prefix();
   if (!prefix.reads()) return false;
   Look(leaders_.size());
-  for (Sequence* const leader : leaders_) {
+  for (Request* const leader : leaders_) {
     if (prefix.Follow(leader->prefix(), wake_up_)) return true;
   }
   if (!prefix.Fetch(wake_up_)) return false;
@@ -306,22 +302,22 @@ void RunQueue::ReleaseDelayed() {
   waiting_.merge(released, Older);
 }
 
-std::span<Sequence* const> RunQueue::Runnable() {
+std::span<Request* const> RunQueue::Runnable() {
   round_.clear();
   round_.reserve(running_.size());
   Look(running_.size());
-  for (Sequence& request : running_) {
+  for (Request& request : running_) {
     if (request.runnable()) round_.push_back(&request);
   }
   return round_;
 }
 
-Sequence* RunQueue::Victim(const Sequence& request) {
+Request* RunQueue::Victim(const Request& request) {
   // A pass each time somebody gives way, who computes much more again.
-  Sequence* victim = nullptr;
+  Request* victim = nullptr;
   for (auto other = settled_.rbegin(); other != settled_.rend(); ++other) {
     if (Older(*other, request)) break;
-    if (other->batch() != request.batch() && other->holds_computed() &&
+    if (other->batch() != request.batch() && other->holds_blocks() &&
         SamePool(*other, request)) {
       victim = &*other;
       break;
@@ -333,12 +329,12 @@ Sequence* RunQueue::Victim(const Sequence& request) {
       younger = false;
       continue;
     }
-    if (other->state() == State::kEnded || !other->holds_computed() ||
+    if (other->is<Request::Ended>() || !other->holds_blocks() ||
         !SamePool(*other, request)) {
       continue;
     }
     if (other->stream().waits_for_reader()) return &*other;
-    const bool settled_apart = other->state() == State::kSettled &&
+    const bool settled_apart = other->is<Request::Settled>() &&
                                other->batch() != request.batch();
     if (younger && (Active(*other) || settled_apart) &&
         (victim == nullptr || Older(*victim, *other))) {
@@ -348,24 +344,24 @@ Sequence* RunQueue::Victim(const Sequence& request) {
   return victim;
 }
 
-bool RunQueue::OlderCompetes(const Sequence& request) const {
-  for (const Sequence& other : running_) {
+bool RunQueue::OlderCompetes(const Request& request) const {
+  for (const Request& other : running_) {
     if (&other == &request) return false;
     if (Active(other) && SamePool(other, request)) return true;
   }
   return false;
 }
 
-void RunQueue::Preempt(Sequence& request) {
+void RunQueue::Preempt(Request& request) {
   request.Preempt();
   ended_since_preempting_ = false;
   ++preemptions_;
 }
 
 void RunQueue::FailYoungest(const std::exception_ptr& error) {
-  Sequence* youngest = nullptr;
+  Request* youngest = nullptr;
   for (auto* requests : {&waiting_, &delayed_, &running_}) {
-    for (Sequence& request : *requests) {
+    for (Request& request : *requests) {
       if (Undecided(request) && (!youngest || Older(*youngest, request))) {
         youngest = &request;
       }

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/sequence.h"
+#include "engine/request.h"
 #include "engine/token_stream.h"
 #include "gemmakv/options.h"
 
@@ -33,8 +33,7 @@ namespace gkv {
 // running, or to delayed and back, and starts again those that gave way. Retire
 // moves those that are done from running to settled, and lets go of those that
 // have ended, wherever they are. Nothing else moves a request. Its state
-// (Sequence::State) is changed by these, by Interrupt, by Preempt, and by the
-// step.
+// is changed by these, by Interrupt, by Preempt, and by the step.
 //
 // At most max_running requests compete for steps and blocks (Active). A stream
 // that waits for its reader does not, so the running list may be longer. Since
@@ -65,7 +64,7 @@ class RunQueue {
   // taking none, if there are too many, and Busy inside a step of this queue,
   // as by a logits_processor, or where it would be waited for in a circle
   // (StepWait).
-  void Submit(std::list<Sequence>&& requests);
+  void Submit(std::list<Request>&& requests);
   // Has all requests cancelled. WaitForWork returns false once none is left.
   void Stop();
   const std::shared_ptr<WakeUp>& wake_up() const { return wake_up_; }
@@ -87,37 +86,37 @@ class RunQueue {
   // after the other: the next when the one before is back where it was.
   void Admit();
   // Those that can take rows now, the oldest first. Valid until the next call.
-  std::span<Sequence* const> Runnable();
+  std::span<Request* const> Runnable();
 
   // ---- The step ----
 
   // Notes that the request got rows: it stands after the others now.
-  void Serve(Sequence& request) { request.set_served(++served_); }
+  void Serve(Request& request) { request.set_served(++served_); }
   // Who is to give way to the request, the pool of which is full: one that
   // waits for its reader, else one that is younger; of these, the youngest. A
   // batch that does not fit takes nothing from its own that are done. Null:
   // nobody.
-  Sequence* Victim(const Sequence& request);
+  Request* Victim(const Request& request);
   // Whether an older one competes for the same pool.
-  bool OlderCompetes(const Sequence& request) const;
+  bool OlderCompetes(const Request& request) const;
   // Has it give its blocks back. Throws std::bad_alloc, changing nothing.
-  void Preempt(Sequence& request);
+  void Preempt(Request& request);
   // Fails the youngest of all that are not done: where a step could not be
   // planned or run, the others go on without it.
   void FailYoungest(const std::exception_ptr& error);
 
   // Those that have had their turn: tests look at them.
-  std::list<Sequence>& running() { return running_; }
+  std::list<Request>& running() { return running_; }
 
  private:
-  using Clock = Sequence::Clock;
-  using Requests = std::list<Sequence>;
+  using Clock = Request::Clock;
+  using Requests = std::list<Request>;
 
   bool HasWork() const;
   void TakeOver(Requests& arrivals);
   void InterruptAll(Requests& requests);
   void ReleaseDelayed();
-  bool Delays(Sequence& request);
+  bool Delays(Request& request);
   void EndDecided(Requests& requests);
   static void Move(Requests& from, Requests::iterator what, Requests& to);
   void Look(size_t requests) const {
@@ -150,8 +149,8 @@ class RunQueue {
   std::optional<Clock::time_point> next_deadline_;
   std::optional<Clock::time_point> next_fetch_;
   std::vector<const BlockPool*> pools_;  // of Admit
-  std::vector<Sequence*> leaders_;       // of Admit
-  std::vector<Sequence*> round_;         // of Runnable
+  std::vector<Request*> leaders_;       // of Admit
+  std::vector<Request*> round_;         // of Runnable
 };
 
 }  // namespace gkv

@@ -13,7 +13,7 @@
 #include "base/step_clock.h"
 #include "base/thread_pool.h"
 #include "engine/run_queue.h"
-#include "engine/sequence.h"
+#include "engine/request.h"
 #include "engine/step_runner.h"
 #include "engine/step_wait.h"
 #include "gemmakv/options.h"
@@ -57,9 +57,9 @@ class Scheduler {
   ~Scheduler();
   Scheduler(const Scheduler&) = delete;
 
-  // Runs the requests, all of them from the same step on. Thread-safe; throws as
-  // RunQueue::Submit does, taking none.
-  void Submit(std::list<Sequence>&& requests) {
+  // Runs the requests, all of them from the same step on. Thread-safe; throws
+  // as RunQueue::Submit does, taking none.
+  void Submit(std::list<Request>&& requests) {
     queue_.Submit(std::move(requests));
   }
 

@@ -54,7 +54,7 @@ std::optional<StepPhase> StepRunner::Run(Round round) {
   Speculation::Step step{.requests = slices_.size()};
   for (const StepSlice& slice : slices_) {
     rows += slice.ids.size();
-    decoding += slice.sequence->state() == Sequence::State::kDecoding;
+    decoding += slice.request->is<Request::Decoding>();
     step.guesses += slice.guesses;
   }
   step.only_decodes = decoding == slices_.size();
@@ -66,7 +66,7 @@ std::optional<StepPhase> StepRunner::Run(Round round) {
   if (rows >= kMeasuredRows) {
     const double row_s = SecondsSince(prepared) / static_cast<double>(rows);
     for (const StepSlice& slice : slices_) {
-      slice.sequence->prefix().NoteSpeed(row_s);
+      slice.request->prefix().NoteSpeed(row_s);
     }
   }
   Deliver(phase, rows);
@@ -79,20 +79,20 @@ void StepRunner::Guess(Round round) {
   pool_.Enter(StepPart::kDrafting);
   if (clock_) clock_->Hold(true);
   candidates_.clear();
-  for (Sequence* const request : round) {
+  for (Request* const request : round) {
     candidates_.push_back(&request->ToGuess(MaxGuesses(options_)));
   }
   speculation_.Guess(candidates_);
   if (clock_) clock_->Hold(false);
-  for (Sequence* const request : round) {
-    if (request->guess_error()) request->Fail(request->guess_error());
+  for (size_t i = 0; i < round.size(); ++i) {
+    if (candidates_[i]->error) round[i]->Fail(candidates_[i]->error);
   }
 }
 
 std::vector<PlannedSlice> StepRunner::Plan(Round round) const {
   std::vector<PlanInput> inputs;
   inputs.reserve(round.size());
-  for (const Sequence* const request : round) {
+  for (const Request* const request : round) {
     inputs.push_back(request->runnable() ? request->ToPlan() : PlanInput{});
   }
   return PlanStep(inputs, options_);
@@ -101,7 +101,7 @@ std::vector<PlannedSlice> StepRunner::Plan(Round round) const {
 void StepRunner::Prepare(Round round, std::vector<PlannedSlice> plan) {
   slices_.reserve(plan.size());
   for (PlannedSlice& slice : plan) {
-    Sequence& request = *round[slice.sequence];
+    Request& request = *round[slice.request];
     // It may have given way to an older one meanwhile.
     while (request.runnable() && !PrepareSlice(request, slice)) {
     }
@@ -109,7 +109,7 @@ void StepRunner::Prepare(Round round, std::vector<PlannedSlice> plan) {
 }
 
 // Returns false if it is to be tried again.
-bool StepRunner::PrepareSlice(Sequence& request, PlannedSlice& plan) {
+bool StepRunner::PrepareSlice(Request& request, PlannedSlice& plan) {
   const ModelConfig& config = model_.config;
   try {
     slices_.push_back(
@@ -117,7 +117,7 @@ bool StepRunner::PrepareSlice(Sequence& request, PlannedSlice& plan) {
     queue_.Serve(request);
   } catch (const CacheFull&) {
     if (MakeRoom(request, plan)) return false;
-    if (request.state() != Sequence::State::kPreempted) {
+    if (!request.is<Request::Preempted>()) {
       request.Fail(std::current_exception());
     }
   } catch (...) {
@@ -128,16 +128,19 @@ bool StepRunner::PrepareSlice(Sequence& request, PlannedSlice& plan) {
 
 // Returns true if there is more room now, or less is asked for. If the request
 // gives way itself, false.
-bool StepRunner::MakeRoom(Sequence& request, PlannedSlice& plan) {
+bool StepRunner::MakeRoom(Request& request, PlannedSlice& plan) {
   // No conversation gives way to guesses, nor fails for them.
   if (request.DropGuesses(plan)) return true;
   // What the index shares with those that run must be copied else.
   if (request.prefix().GiveUpIndexed()) return true;
-  if (Sequence* const victim = queue_.Victim(request)) {
+  if (Request* const victim = queue_.Victim(request)) {
     queue_.Preempt(*victim);
     return true;
   }
-  if (queue_.OlderCompetes(request) || request.LeavePrefix()) {
+  // What it took of the prefix cache, or had to copy because the index had it,
+  // may be a block more than what it needs alone.
+  if (queue_.OlderCompetes(request) ||
+      (request.holds_blocks() && request.prefix().Leave())) {
     queue_.Preempt(request);
     return false;
   }
@@ -158,7 +161,7 @@ void StepRunner::Compute() {
   rows_.Place(outputs, model_.config);
   bool masks = false;
   for (const StepSlice& slice : slices_) {
-    inputs.push_back({slice.ids, &slice.view, &slice.sequence->cache().layout(),
+    inputs.push_back({slice.ids, &slice.view, &slice.request->cache().layout(),
                       slice.output});
     masks = masks || !slice.masks.empty();
   }
@@ -174,7 +177,7 @@ void StepRunner::Compute() {
 void StepRunner::ComputeBesideMasks(std::span<const SequenceSlice> inputs) {
   const std::function<void()> compute = [this] {
     for (StepSlice& slice : slices_) {
-      if (!slice.masks.empty()) slice.sequence->ComputeMasks(slice);
+      if (!slice.masks.empty()) slice.request->ComputeMasks(slice);
     }
   };
   // `compute` must live until it has run, also if the step throws.
@@ -216,11 +219,11 @@ void StepRunner::Deliver(StepPhase phase, size_t rows) {
   ThreadPool* const free_pool = slices_.size() == 1 ? &pool_ : nullptr;
   pool_.Run(slices_.size(), [&](size_t i, size_t) {
     const InsideStep inside(runner_);
-    slices_[i].sequence->TakeRows(slices_[i], free_pool);
+    slices_[i].request->TakeRows(slices_[i], free_pool);
   });
   pool_.Enter(StepPart::kPlanning);
   if (clock_) clock_->AddRest(phase);
-  for (const StepSlice& slice : slices_) slice.sequence->Conclude();
+  for (StepSlice& slice : slices_) slice.request->Conclude(slice);
 }
 
 }  // namespace gkv

@@ -15,7 +15,7 @@
 #include "engine/lookup_history.h"
 #include "engine/output_buffer.h"
 #include "engine/run_queue.h"
-#include "engine/sequence.h"
+#include "engine/request.h"
 #include "engine/side_work.h"
 #include "engine/speculation.h"
 #include "engine/step_plan.h"
@@ -56,7 +56,7 @@ class StepRunner {
 
   // Runs a step for the round. Returns what it counts as, nullopt if no request
   // got a row.
-  std::optional<StepPhase> Run(std::span<Sequence* const> round);
+  std::optional<StepPhase> Run(std::span<Request* const> round);
   // Lets go of what was kept for requests that have ended.
   void ForgetEnded() { speculation_.DropOrphans(); }
 
@@ -69,13 +69,13 @@ class StepRunner {
   }
 
  private:
-  using Round = std::span<Sequence* const>;
+  using Round = std::span<Request* const>;
 
   void Guess(Round round);
   std::vector<PlannedSlice> Plan(Round round) const;
   void Prepare(Round round, std::vector<PlannedSlice> plan);
-  bool PrepareSlice(Sequence& request, PlannedSlice& plan);
-  bool MakeRoom(Sequence& request, PlannedSlice& plan);
+  bool PrepareSlice(Request& request, PlannedSlice& plan);
+  bool MakeRoom(Request& request, PlannedSlice& plan);
   void Compute();
   void ComputeBesideMasks(std::span<const SequenceSlice> inputs);
   void PlaceStates(std::span<SequenceSlice> inputs);

@@ -123,7 +123,8 @@ TEST_F(PrefixUseTest, AFollowerWaitsUpToWhereThePromptsPart) {
   const Ids common = RandomIds(300, 1);
   const Driven leader = Make(Join(common, RandomIds(200, 2)));
   const Driven follower = Make(Join(common, RandomIds(100, 3)));
-  EXPECT_FALSE(follower.use->Follow(*leader.use, wake_up_)) << "it has not begun";
+  EXPECT_FALSE(follower.use->Follow(*leader.use, wake_up_))
+      << "it has not begun";
   leader.Resume();
   EXPECT_TRUE(leader.use->leads());
   EXPECT_TRUE(follower.use->Follow(*leader.use, wake_up_));
@@ -133,7 +134,8 @@ TEST_F(PrefixUseTest, AFollowerWaitsUpToWhereThePromptsPart) {
   const std::vector<size_t> points = leader.Compute(400);
   EXPECT_TRUE(std::count(points.begin(), points.end(), 300)) << "for it";
   EXPECT_FALSE(follower.use->follows());
-  EXPECT_FALSE(follower.use->Follow(*leader.use, wake_up_)) << "it is far enough";
+  EXPECT_FALSE(follower.use->Follow(*leader.use, wake_up_))
+      << "it is far enough";
   EXPECT_TRUE(follower.Resume());
   EXPECT_EQ(follower.cache->next_position_for_logits(), 300u);
 }

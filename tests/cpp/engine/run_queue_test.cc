@@ -22,7 +22,6 @@
 namespace gkv {
 namespace {
 
-using State = Sequence::State;
 using Clock = std::chrono::steady_clock;
 using Ids = std::vector<int32_t>;
 
@@ -62,7 +61,7 @@ class RunQueueTest : public ::testing::Test {
     queue_ = std::make_unique<RunQueue>(options);
   }
   // A request and its stream; it comes when it is submitted.
-  std::shared_ptr<TokenStream> Make(std::list<Sequence>& requests,
+  std::shared_ptr<TokenStream> Make(std::list<Request>& requests,
                                     Asked asked) {
     const std::shared_ptr<KVCache> cache =
         EmptyConversation(FullLayers(), KvDtype::kBF16, 16,
@@ -73,7 +72,7 @@ class RunQueueTest : public ::testing::Test {
         cache, cache->Lock(), prompt,
         TokenStream::Options{.streamed = asked.streamed});
     requests.emplace_back(
-        Sequence::Parts{.stream = stream,
+        Request::Parts{.stream = stream,
                         .consumer = std::make_unique<Says>(asked.tokens),
                         .deadline = asked.deadline,
                         .batch = asked.batch,
@@ -82,7 +81,7 @@ class RunQueueTest : public ::testing::Test {
   }
   std::shared_ptr<TokenStream> Submit() { return Submit(Asked{}); }
   std::shared_ptr<TokenStream> Submit(Asked asked) {
-    std::list<Sequence> requests;
+    std::list<Request> requests;
     auto stream = Make(requests, std::move(asked));
     queue_->Submit(std::move(requests));
     return stream;
@@ -98,17 +97,17 @@ class RunQueueTest : public ::testing::Test {
   }
   std::vector<TokenStream*> Runnable() {
     std::vector<TokenStream*> streams;
-    for (const Sequence* request : queue_->Runnable()) {
+    for (const Request* request : queue_->Runnable()) {
       streams.push_back(&request->stream());
     }
     return streams;
   }
   // A step in which each of the round takes as much as `rows`.
   void Step(size_t rows = 100) {
-    for (Sequence* request : queue_->Runnable()) Take(*request, rows);
+    for (Request* request : queue_->Runnable()) Take(*request, rows);
     queue_->Retire();
   }
-  void Take(Sequence& request, size_t rows = 100) {
+  void Take(Request& request, size_t rows = 100) {
     const PlanInput input = request.ToPlan();
     const size_t end = std::min(input.target, input.next + rows);
     StepSlice slice = request.Prepare({0, input.next, end}, kVocab, 8);
@@ -116,10 +115,10 @@ class RunQueueTest : public ::testing::Test {
     slice.output.data = values.data();
     queue_->Serve(request);
     request.TakeRows(slice, nullptr);
-    request.Conclude();
+    request.Conclude(slice);
   }
-  Sequence& Of(const std::shared_ptr<TokenStream>& stream) {
-    for (Sequence& request : queue_->running()) {
+  Request& Of(const std::shared_ptr<TokenStream>& stream) {
+    for (Request& request : queue_->running()) {
       if (&request.stream() == stream.get()) return request;
     }
     throw Error("it does not run");
@@ -207,7 +206,7 @@ TEST_F(RunQueueTest, ADeadlineWakesTheQueueAndEndsWhatIsLate) {
   // both have started, and nobody has anything to do.
   while (!late->waits_for_reader()) {
     Round();
-    for (Sequence* request : queue_->Runnable()) {
+    for (Request* request : queue_->Runnable()) {
       if (&request->stream() == late.get()) Take(*request);
     }
     queue_->Retire();
@@ -221,7 +220,7 @@ TEST_F(RunQueueTest, ABatchEndsAsOne) {
   for (const bool fails : {false, true}) {
     Limit(2);
     const auto batch = std::make_shared<Batch>();
-    std::list<Sequence> requests;
+    std::list<Request> requests;
     const auto a = Make(requests, {.tokens = 1, .batch = batch});
     const auto b = Make(requests, {.tokens = 3, .batch = batch});
     const auto c = Make(requests, {.tokens = 1, .batch = batch});
@@ -299,7 +298,7 @@ TEST_F(RunQueueTest, StreamsThatWaitForReadersGiveWayFirst) {
 
 TEST_F(RunQueueTest, ABatchTakesNothingFromItsOwnThatAreDone) {
   const auto batch = std::make_shared<Batch>();
-  std::list<Sequence> requests;
+  std::list<Request> requests;
   const auto older = Submit({.tokens = 9});
   const auto a = Make(requests, {.tokens = 9, .batch = batch});
   const auto b = Make(requests, {.tokens = 1, .batch = batch});
@@ -307,10 +306,10 @@ TEST_F(RunQueueTest, ABatchTakesNothingFromItsOwnThatAreDone) {
   Round();
   Step();
   EXPECT_EQ(queue_->Victim(Of(a)), nullptr);
-  Sequence* const victim = queue_->Victim(Of(older));
+  Request* const victim = queue_->Victim(Of(older));
   ASSERT_NE(victim, nullptr);
   EXPECT_EQ(&victim->stream(), b.get());
-  EXPECT_EQ(victim->state(), State::kSettled);
+  EXPECT_TRUE(victim->is<Request::Settled>());
   older->Stop(TokenStream::Interrupt::kAbort);
 }
 

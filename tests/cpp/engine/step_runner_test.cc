@@ -24,7 +24,6 @@ namespace gkv {
 namespace {
 
 using Ids = std::vector<int32_t>;
-using State = Sequence::State;
 
 class StepRunnerTest : public ::testing::Test {
  protected:
@@ -56,14 +55,14 @@ class StepRunnerTest : public ::testing::Test {
     GenerateOptions options;
     options.max_tokens = asked.tokens;
     options.logits_processor = asked.processor;
-    Sequence::Parts parts{.stream = stream};
+    Request::Parts parts{.stream = stream};
     parts.consumer = std::make_unique<TokenSampler>(
         options, 1, Ids(), asked.constraint != nullptr, Ids(), nullptr);
     parts.constraint = std::move(asked.constraint);
     if (!asked.guessed.empty()) {
       parts.guessed_by.drafter = std::make_shared<Says>(asked.guessed);
     }
-    std::list<Sequence> requests;
+    std::list<Request> requests;
     requests.emplace_back(std::move(parts));
     queue_->Submit(std::move(requests));
     return stream;
