@@ -14,7 +14,7 @@ namespace {
 // Long prompts leave resume points at multiples of it.
 constexpr size_t kPointDistance = 4096;
 // Fewer tokens are not worth waiting for, nor a resume point.
-constexpr size_t kWorthSharing = 64;
+constexpr size_t kLeastShared = 64;
 
 void TellChanged(WakeUp& wake_up) {
   {
@@ -43,13 +43,13 @@ bool PrefixUse::Follow(PrefixUse& earlier,
   const auto common = static_cast<size_t>(
       std::mismatch(prompt_.begin(), end, earlier.prompt_.begin()).first -
       prompt_.begin());
-  if (common <= earlier.lead_->reached + kWorthSharing ||
-      common <= cache().next_position_for_logits() + kWorthSharing ||
+  if (common <= earlier.lead_->reached + kLeastShared ||
+      common <= cache().next_position_for_logits() + kLeastShared ||
       cache().layout().hash() != earlier.cache().layout().hash()) {
     return false;
   }
   const PrefixOffer known = access_.view->Find(cache(), prompt_, limit_);
-  if (common <= known.start + kWorthSharing) return false;
+  if (common <= known.start + kLeastShared) return false;
   earlier.AddPoint(common);
   Lead& lead = *earlier.lead_;
   lead.first_awaited = std::min(lead.first_awaited, common);
@@ -122,7 +122,7 @@ bool PrefixUse::TakeOver(size_t limit) {
   if (resumed_ || !access_.writes()) return took;
   try {
     points_ = view.Points(tokens, access_.boundaries, next);
-    if (parts_at > next + kWorthSharing) AddPoint(parts_at);
+    if (parts_at > next + kLeastShared) AddPoint(parts_at);
     lead_ = std::make_shared<Lead>(Lead{.reached = next});
   } catch (const std::bad_alloc&) {
     // Others compute what they would have found.

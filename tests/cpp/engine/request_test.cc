@@ -1,4 +1,4 @@
-// Sequences without a model and without threads: rows are made up, and whoever
+// Requests without a model and without threads: rows are made up, and whoever
 // takes them says what is wanted.
 
 #include "engine/request.h"
@@ -83,8 +83,8 @@ class RequestTest : public ::testing::Test {
   }
 
   Request& Make(Request::Parts parts) {
-    sequence_ = std::make_unique<Request>(std::move(parts));
-    return *sequence_;
+    request_ = std::make_unique<Request>(std::move(parts));
+    return *request_;
   }
 
   // Has it guessed for, whether that pays or not.
@@ -115,7 +115,7 @@ class RequestTest : public ::testing::Test {
   std::shared_ptr<KVCache> cache_ = std::make_shared<KVCache>(
       FilledLayout(KvDtype::kBF16, 16),
       CacheOptions{.capacity_tokens = 100, .pool = pool_}, "");
-  std::unique_ptr<Request> sequence_;
+  std::unique_ptr<Request> request_;
   std::vector<float> values_;
   std::atomic<size_t> asked_ = 0;  // of Forces
   const Model target_ = {};
@@ -472,7 +472,7 @@ TEST_F(RequestTest, LettingGoUndoes) {
   {
     const auto stream = NewStream(20);
     Make({.stream = stream});
-    sequence_.reset();
+    request_.reset();
     EXPECT_EQ(cache_->length(), 20u);
   }
   EXPECT_EQ(cache_->length(), 0u);

@@ -1,5 +1,5 @@
 // Who guesses for whom, and how much, without a model: requests are made up.
-// sequence_test has guesses as a request takes them, draft_model_test and
+// request_test has guesses as a request takes them, draft_model_test and
 // target_drafter_test have models that guess.
 
 #include "engine/speculation.h"
