@@ -9,7 +9,7 @@
 namespace gkv {
 
 // Which tokens may come next, given those that came before: a grammar, a
-// schema. Each sequence has a clone of its own. Calls come from the scheduler's
+// schema. Each request has a clone of its own. Calls come from the scheduler's
 // threads, one at a time; what a call throws fails its request alone.
 class Constraint {
  public:

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "engine/draft_plan.h"
 
 namespace gkv {
 namespace {
@@ -29,9 +28,10 @@ constexpr size_t kExpectedTokens = 64;
 }  // namespace
 
 DraftModel::DraftModel(std::shared_ptr<const Model> model, const Model& target,
-                       ThreadPool& pool, size_t cache_bytes)
+                       ThreadPool& pool, size_t cache_bytes, DraftWork& work)
     : ModelDrafter(model,
-                   MatrixBytes(*model) / std::max(1.0, MatrixBytes(target))),
+                   MatrixBytes(*model) / std::max(1.0, MatrixBytes(target)),
+                   work),
       pool_(pool),
       cache_pool_(BlockPool::Create(cache_bytes)),
       forward_(*model_, pool) {}
@@ -59,13 +59,13 @@ size_t DraftModel::Common(const KVCache& a, const KVCache& b) {
 // The conversation whose computed part shares most with the transcript; null if
 // that is not worth taking over.
 std::shared_ptr<DraftConversation> DraftModel::MostAlike(
-    const Request& request, size_t& common) const {
+    const Candidate& candidate, size_t& common) const {
   std::shared_ptr<Conversation> best;
   common = kWorthSharing - 1;
   for (const auto& known : known_) {
-    if (known->tenant_ != request.tenant) continue;
-    const size_t count = std::min(Common(*known->cache_, *request.target),
-                                  known->cache_->computed());
+    if (known->tenant != candidate.sources.tenant) continue;
+    const size_t count = std::min(Common(*known->cache, *candidate.cache),
+                                  known->cache->computed());
     if (count > common) {
       best = known;
       common = count;
@@ -75,13 +75,13 @@ std::shared_ptr<DraftConversation> DraftModel::MostAlike(
 }
 
 // Gives a request a conversation, with what the model knows of its transcript.
-void DraftModel::Begin(Request& request) {
+void DraftModel::Begin(Candidate& candidate) {
   size_t common = 0;
-  std::shared_ptr<Conversation> mine = MostAlike(request, common);
-  if (mine && mine.use_count() == 2 && common >= mine->known_) {
-    mine->ended_ = true;
+  std::shared_ptr<Conversation> mine = MostAlike(candidate, common);
+  if (mine && mine.use_count() == 2 && common >= mine->known) {
+    mine->ended = true;
   } else {
-    auto cache = mine ? std::shared_ptr<KVCache>(mine->cache_->Fork())
+    auto cache = mine ? std::shared_ptr<KVCache>(mine->cache->Fork())
                       : std::make_shared<KVCache>(
                             model_->config.MakeKvLayout(KvDtype::kBF16, 16),
                             CacheOptions{.capacity_tokens =
@@ -90,75 +90,59 @@ void DraftModel::Begin(Request& request) {
                             model_->config.name);
     if (mine) cache->Truncate(common);
     mine = std::make_shared<Conversation>(std::move(cache));
-    mine->known_ = mine->cache_->length();
-    mine->tenant_ = request.tenant;
+    mine->known = mine->cache->length();
+    mine->tenant = candidate.sources.tenant;
     known_.push_back(mine);
   }
-  mine->guesses_.clear();
-  mine->judged_ = 0;
-  mine->right_ = {right_.value, kOthersWeight};
-  mine->decoded_s_ = mine->tried_s_ = 0;
-  mine->catching_up_ = mine->gave_up_ = false;
-  mine->moved_ = true;
-  *request.conversation = std::move(mine);
+  mine->catching_up = mine->gave_up = false;
+  mine->moved = true;
+  candidate.drafted = std::move(mine);
   DropBeyond(kMaxKept);
 }
 
 // Brings the transcript up to the target's, and learns from what came of the
 // last guesses.
-void DraftModel::Follow(Request& request) {
-  Conversation& c = **request.conversation;
-  KVCache& cache = *c.cache_;
-  const size_t length = request.target->length();
-  c.used_ = ++uses_;
-  std::vector<int32_t> added(length - c.known_);
-  request.target->CopyTokens(c.known_, added);
-  for (size_t i = 0; i < std::min(added.size(), c.guesses_.size()); ++i) {
-    const bool was_right = added[i] == c.guesses_[i];
-    Learn(c, was_right);
-    c.judged_ = c.known_ + i + 1;
-    if (!was_right) break;
-  }
-  c.guesses_.clear();
-  const size_t guessed = cache.length() - c.known_;  // tokens of the cache
+void DraftModel::Follow(Candidate& candidate) {
+  Conversation& c = *candidate.drafted;
+  KVCache& cache = *c.cache;
+  const size_t length = candidate.cache->length();
+  c.used = ++uses_;
+  Judge(candidate);
+  std::vector<int32_t> added(length - c.known);
+  candidate.cache->CopyTokens(c.known, added);
+  const size_t guessed = cache.length() - c.known;  // tokens of the cache
   size_t common = 0;
   if (guessed > 0) {
     std::vector<int32_t> tokens(guessed);
-    cache.CopyTokens(c.known_, tokens);
+    cache.CopyTokens(c.known, tokens);
     while (common < std::min(guessed, added.size()) &&
            tokens[common] == added[common]) {
       ++common;
     }
   }
   if (common < guessed) {
-    const Truncation cut = cache.Truncate(c.lock_, c.known_ + common);
-    if (c.before_guesses_ && cut.replay_tokens > common) {
-      cache.Adopt(c.lock_, *std::move(c.before_guesses_));
+    const Truncation cut = cache.Truncate(c.lock, c.known + common);
+    if (c.before_guesses && cut.replay_tokens > common) {
+      cache.Adopt(c.lock, *std::move(c.before_guesses));
       common = 0;
     }
-    c.moved_ = true;
+    c.moved = true;
   }
-  c.before_guesses_.reset();
-  c.known_ += common;
+  c.before_guesses.reset();
+  c.known += common;
   // A turn ended here: that is where it may be taken back to.
-  if (std::exchange(c.ended_, false)) cache.MakeCheckpoint(c.lock_);
-  cache.Append(c.lock_, std::span(added).subspan(common));
-  c.known_ = length;
-  if (std::exchange(c.moved_, false)) c.next_ = cache.next_position_for_logits();
-}
-
-void DraftModel::Learn(Conversation& conversation, bool was_right) {
-  conversation.right_.Note(was_right, kLately);
-  right_.Note(was_right, kLatelyInAll);
+  if (std::exchange(c.ended, false)) cache.MakeCheckpoint(c.lock);
+  cache.Append(c.lock, std::span(added).subspan(common));
+  c.known = length;
+  if (std::exchange(c.moved, false)) c.next = cache.next_position_for_logits();
 }
 
 // There is no memory for it: it does without, in this request.
 void DraftModel::GiveUp(Conversation& conversation) noexcept {
-  conversation.gave_up_ = true;
-  conversation.before_guesses_.reset();
-  conversation.guesses_.clear();
+  conversation.gave_up = true;
+  conversation.before_guesses.reset();
   try {
-    conversation.cache_->Reset(conversation.lock_);
+    conversation.cache->Reset(conversation.lock);
   } catch (const std::bad_alloc&) {
     // It goes when the request ends.
   }
@@ -170,7 +154,7 @@ bool DraftModel::DropOldest() noexcept {
   auto oldest = known_.end();
   for (auto it = known_.begin(); it != known_.end(); ++it) {
     if (it->use_count() > 1) continue;
-    if (oldest == known_.end() || (*it)->used_ < (*oldest)->used_) oldest = it;
+    if (oldest == known_.end() || (*it)->used < (*oldest)->used) oldest = it;
   }
   if (oldest == known_.end()) return false;
   known_.erase(oldest);
@@ -187,7 +171,7 @@ void DraftModel::DropBeyond(size_t kept) noexcept {
 // ---- What it costs ----
 
 size_t DraftModel::Lag(const Conversation& conversation) {
-  return conversation.known_ - conversation.next_;
+  return conversation.known - conversation.next;
 }
 
 double DraftModel::RowSeconds(double step_s) const {
@@ -205,34 +189,30 @@ double DraftModel::CatchUpSeconds(const Conversation& c, double step_s) const {
 bool DraftModel::Prepare(Slice& slice, size_t begin, size_t end,
                          size_t outputs) {
   Conversation& c = *slice.conversation;
-  try {
-    slice.ids.resize(end - begin);
-    c.cache_->CopyTokens(begin, slice.ids);
-    slice.output = slice.request->consumer->output();
-    slice.output.rows = outputs;
-    slice.output.data = nullptr;
-    for (;;) {
-      try {
-        slice.view = c.cache_->Prepare(
-            c.lock_, begin, end, {},
-            c.before_guesses_ ? &*c.before_guesses_ : nullptr);
-        return true;
-      } catch (const CacheFull&) {
-        if (!DropOldest()) throw;
-      }
+  do {
+    try {
+      slice.ids.resize(end - begin);
+      c.cache->CopyTokens(begin, slice.ids);
+      slice.output = slice.candidate->consumer->output();
+      slice.output.rows = outputs;
+      slice.output.data = nullptr;
+      slice.view =
+          c.cache->Prepare(c.lock, begin, end, {},
+                           c.before_guesses ? &*c.before_guesses : nullptr);
+      return true;
+    } catch (const CacheFull&) {
+    } catch (const std::bad_alloc&) {
+      break;
     }
-  } catch (const CacheFull&) {
-    GiveUp(c);
-  } catch (const std::bad_alloc&) {
-    GiveUp(c);
-  }
+  } while (DropOldest());
+  GiveUp(c);
   return false;
 }
 
 // Runs and commits the slices. False where memory does not suffice: those that
 // were not committed are computed again.
 bool DraftModel::Run(std::span<Slice> slices) {
-  for (Slice& slice : slices) slice.conversation->moved_ = true;
+  for (Slice& slice : slices) slice.conversation->moved = true;
   try {
     std::vector<SequenceSlice> inputs;
     inputs.reserve(slices.size());
@@ -242,15 +222,15 @@ bool DraftModel::Run(std::span<Slice> slices) {
     rows_.Place(outputs, model_->config);
     for (Slice& slice : slices) {
       inputs.push_back({slice.ids, &slice.view,
-                        &slice.conversation->cache_->layout(), slice.output});
+                        &slice.conversation->cache->layout(), slice.output});
     }
     forward_.Step(inputs);
     for (const Slice& slice : slices) CountRows(slice.ids.size());
     for (Slice& slice : slices) {
       Conversation& c = *slice.conversation;
-      c.cache_->Commit(c.lock_, slice.view);
-      c.next_ = slice.view.end;
-      c.moved_ = false;
+      c.cache->Commit(c.lock, slice.view);
+      c.next = slice.view.end;
+      c.moved = false;
     }
   } catch (const std::bad_alloc&) {
     return false;
@@ -272,8 +252,9 @@ void DraftModel::Sample(std::span<Slice> slices) {
                                          slice.view.end - rows + row + 1);
         output.pool = free_pool;
         const bool last = row + 1 == rows;
-        const RowConsumer::Guess guess = slice.request->consumer->GuessNext(
-            output, last ? std::span<const int32_t>(slice.request->guesses)
+        const RowConsumer::Guess guess = slice.candidate->consumer->GuessNext(
+            output, last ? std::span<const int32_t>(
+                               slice.candidate->record.guesses)
                          : std::span<const int32_t>());
         if (last) {
           slice.guess = guess;
@@ -289,35 +270,93 @@ void DraftModel::Sample(std::span<Slice> slices) {
   });
 }
 
+// Whether the time that guesses can still save is more than what it takes to
+// read what is new, or it is time to see whether they would be right.
+bool DraftModel::WorthCatchingUp(Candidate& candidate,
+                                 const GuessCosts& costs) const {
+  const double seconds = CatchUpSeconds(*candidate.drafted, costs.step);
+  const GuessOffer alone = OfferTo(candidate, 0);
+  const double gain = PlanGuesses({&alone, 1}, costs).gain;
+  const size_t said = candidate.cache->length() - candidate.sampled_from;
+  const size_t expected = std::min(candidate.consumer->tokens_left(),
+                                   std::max(kExpectedTokens, said));
+  const double saved = (1 - 1 / gain) * static_cast<double>(expected) *
+                       costs.step / static_cast<double>(costs.tokens);
+  return costs.always || saved > seconds || Try(candidate, seconds);
+}
+
 // Reads up to `rows` of what is new, and leaves the last token to a round.
-void DraftModel::CatchUp(Request& request, size_t rows) {
-  Conversation& c = **request.conversation;
-  Slice slice{.request = &request, .conversation = &c};
+void DraftModel::CatchUp(Candidate& candidate, size_t rows) {
+  Conversation& c = *candidate.drafted;
+  Slice slice{.candidate = &candidate, .conversation = &c};
   const size_t count = std::min(rows, Lag(c) - 1);
   const Clock::time_point begin = Clock::now();
-  if (!Prepare(slice, c.next_, c.next_ + count, 0) || !Run({&slice, 1})) return;
+  if (!Prepare(slice, c.next, c.next + count, 0) || !Run({&slice, 1})) return;
   if (count >= kNear) {
     row_s_.Note(SecondsSince(begin) / static_cast<double>(count));
   }
 }
 
-// Round after round; the first one reads what is new. With a count of 0 a
-// request takes part in that alone, for what is to be learned from it.
-void DraftModel::Rounds(std::span<Request*> requests,
-                        std::span<const size_t> counts) {
-  std::vector<Slice> slices;
-  slices.reserve(requests.size());
-  std::vector<size_t> left;  // rounds, parallel to `slices`
+void DraftModel::Offer(std::span<Candidate* const> requests,
+                       const GuessCosts& costs) {
+  offered_.clear();
+  bool catches_up = false;
+  for (Candidate* const candidate : requests) {
+    if (offered_.size() == kMaxRequests) break;
+    if (!candidate->drafted) Begin(*candidate);
+    Conversation& c = *candidate->drafted;
+    if (c.gave_up) continue;
+    Follow(*candidate);
+    candidate->record.decoded_s +=
+        costs.step / static_cast<double>(costs.tokens);
+    if (Lag(c) > kNear) {
+      c.catching_up = c.catching_up || WorthCatchingUp(*candidate, costs);
+      if (!c.catching_up) continue;
+      // One of them at a time: who comes later may find what it has read.
+      if (std::exchange(catches_up, true)) continue;
+      CatchUp(*candidate, costs.read_rows);
+      if (Lag(c) > kNear || c.gave_up) continue;
+    }
+    c.catching_up = false;
+    const double reading =
+        static_cast<double>(Lag(c) - 1) * RowSeconds(costs.step);
+    candidate->offer = OfferTo(*candidate, costs.always ? 0 : reading);
+    offered_.push_back(candidate);
+  }
+}
+
+// Those of whom no guess is planned take part in the first round now and then,
+// for what is to be learned from it.
+void DraftModel::MakeGuesses(const GuessCosts& costs) {
+  std::vector<Slice> members;
+  for (Candidate* const candidate : offered_) {
+    Conversation& c = *candidate->drafted;
+    if (candidate->planned > 0 ||
+        (Lag(c) >= kNear / 2 &&
+         Try(*candidate, CatchUpSeconds(c, costs.step)))) {
+      members.push_back({.candidate = candidate,
+                         .conversation = &c,
+                         .left = candidate->planned});
+    }
+  }
+  if (!members.empty()) Rounds(std::move(members));
+}
+
+// Round after round; the first one reads what is new, of which the tokens that
+// could have been guessed are judged.
+void DraftModel::Rounds(std::vector<Slice> members) {
   const size_t judged = std::min(
-      kJudgedRows, (kLogitsRows - requests.size()) / requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    Conversation& c = **requests[i]->conversation;
-    const size_t from = std::max(requests[i]->sampled_from, c.judged_);
-    const size_t news = c.known_ - std::min(c.known_, std::max(from, c.next_ + 1));
-    Slice slice{.request = requests[i], .conversation = &c};
-    if (!Prepare(slice, c.next_, c.known_, 1 + std::min(judged, news))) continue;
-    slices.push_back(std::move(slice));
-    left.push_back(counts[i]);
+      kJudgedRows, (kLogitsRows - members.size()) / members.size());
+  std::vector<Slice> slices;
+  slices.reserve(members.size());
+  for (Slice& slice : members) {
+    const Conversation& c = *slice.conversation;
+    const size_t from = std::max({slice.candidate->sampled_from,
+                                  slice.candidate->record.judged, c.next + 1});
+    const size_t news = c.known - std::min(c.known, from);
+    if (Prepare(slice, c.next, c.known, 1 + std::min(judged, news))) {
+      slices.push_back(std::move(slice));
+    }
   }
   for (size_t round = 0; !slices.empty(); ++round) {
     size_t rows = 0;
@@ -325,120 +364,29 @@ void DraftModel::Rounds(std::span<Request*> requests,
     const Clock::time_point begin = Clock::now();
     if (!Run(slices)) return;
     Sample(slices);
-    const size_t members = slices.size();
     std::vector<Slice> next;
-    next.reserve(members);
-    std::vector<size_t> next_left;
-    for (size_t i = 0; i < members; ++i) {
-      Slice& slice = slices[i];
+    next.reserve(slices.size());
+    for (Slice& slice : slices) {
+      Candidate& candidate = *slice.candidate;
       Conversation& c = *slice.conversation;
-      for (size_t k = 0; k < slice.seen; ++k) Learn(c, k < slice.right);
-      if (round == 0) c.judged_ = c.known_;
-      if (left[i] == 0 || slice.guess.id < 0) continue;
-      slice.request->guesses.push_back(slice.guess.id);
-      if (left[i] == 1 || slice.guess.last) continue;
-      if (!c.before_guesses_) c.before_guesses_ = c.cache_->Export();
-      c.cache_->Append(c.lock_, {&slice.guess.id, 1});
-      Slice following{.request = slice.request, .conversation = &c};
-      if (!Prepare(following, c.next_, c.next_ + 1, 1)) continue;
-      next.push_back(std::move(following));
-      next_left.push_back(left[i] - 1);
+      for (size_t k = 0; k < slice.seen; ++k) Learn(candidate, k < slice.right);
+      if (round == 0) candidate.record.judged = c.known;
+      if (!Add(candidate, slice.guess, slice.left)) continue;
+      if (!c.before_guesses) c.before_guesses = c.cache->Export();
+      c.cache->Append(c.lock, {&slice.guess.id, 1});
+      Slice following{.candidate = &candidate,
+                      .conversation = &c,
+                      .left = slice.left};
+      if (Prepare(following, c.next, c.next + 1, 1)) {
+        next.push_back(std::move(following));
+      }
     }
     // The first round has some rows more.
     const double more =
-        static_cast<double>(rows - members) * row_s_.seconds();
-    NoteRound(members, std::max(SecondsSince(begin) - more, 1e-9));
+        static_cast<double>(rows - slices.size()) * row_s_.seconds();
+    NoteRound(slices.size(), std::max(SecondsSince(begin) - more, 1e-9));
     slices = std::move(next);
-    left = std::move(next_left);
   }
-}
-
-void DraftModel::Guess(std::span<Request> requests, const Price& price) {
-  if (price.step_s <= 0) return;
-  try {
-    GuessAll(requests, price);
-  } catch (const std::bad_alloc&) {
-    // Those that have no guesses do without.
-  }
-  for (Request& request : requests) {
-    if (!*request.conversation) continue;
-    Conversation& c = **request.conversation;
-    try {
-      c.guesses_ = request.guesses;
-    } catch (const std::bad_alloc&) {
-      c.guesses_.clear();  // nothing is learned from them
-    }
-  }
-}
-
-void DraftModel::GuessAll(std::span<Request> requests, const Price& price) {
-  const double step_s = price.step_s;
-  std::array<double, kMaxConversations> rounds;
-  for (size_t i = 0; i < rounds.size(); ++i) {
-    rounds[i] = price.always ? 0 : RoundSeconds(i + 1, step_s);
-  }
-  const DraftCosts costs{price.tokens, step_s, price.extra, rounds};
-  const auto candidate = [&](const Request& request) {
-    const Conversation& c = **request.conversation;
-    return DraftCandidate{
-        c.right_.value, request.most,
-        price.always ? 0
-                     : static_cast<double>(Lag(c) - 1) * RowSeconds(step_s)};
-  };
-  std::vector<Request*> near;
-  std::vector<DraftCandidate> candidates;
-  bool catches_up = false;
-  for (Request& request : requests) {
-    if (near.size() == kMaxConversations) break;
-    if (!*request.conversation) Begin(request);
-    Conversation& c = **request.conversation;
-    if (c.gave_up_) continue;
-    Follow(request);
-    c.decoded_s_ += step_s / static_cast<double>(price.tokens);
-    if (Lag(c) > kNear && !c.catching_up_) {
-      const double seconds = CatchUpSeconds(c, step_s);
-      DraftCandidate alone = candidate(request);
-      alone.first_cost = 0;
-      const double gain = PlanDrafts({&alone, 1}, costs).gain;
-      const size_t said = request.target->length() - request.sampled_from;
-      const size_t expected = std::min(request.consumer->tokens_left(),
-                                       std::max(kExpectedTokens, said));
-      const double saved = (1 - 1 / gain) * static_cast<double>(expected) *
-                           step_s / static_cast<double>(price.tokens);
-      c.catching_up_ = price.always || saved > seconds;
-      if (!c.catching_up_ && c.tried_s_ + seconds < kTryShare * c.decoded_s_) {
-        c.catching_up_ = true;
-        c.tried_s_ += seconds;
-      }
-    }
-    // One of them at a time: who comes later may find what it has read.
-    if (c.catching_up_ && Lag(c) > kNear) {
-      if (std::exchange(catches_up, true)) continue;
-      CatchUp(request, price.rows);
-    }
-    if (Lag(c) > kNear || c.gave_up_) continue;
-    c.catching_up_ = false;
-    near.push_back(&request);
-    candidates.push_back(candidate(request));
-  }
-  if (near.empty()) return;
-  const DraftPlan plan = PlanDrafts(candidates, costs);
-  std::vector<Request*> members;
-  std::vector<size_t> counts;
-  for (size_t i = 0; i < near.size(); ++i) {
-    Conversation& c = **near[i]->conversation;
-    if (plan.guesses[i] == 0) {
-      const double seconds = CatchUpSeconds(c, step_s);
-      if (Lag(c) < kNear / 2 ||
-          c.tried_s_ + seconds >= kTryShare * c.decoded_s_) {
-        continue;
-      }
-      c.tried_s_ += seconds;
-    }
-    members.push_back(near[i]);
-    counts.push_back(plan.guesses[i]);
-  }
-  if (!members.empty()) Rounds(members, counts);
 }
 
 }  // namespace gkv

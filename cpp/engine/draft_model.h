@@ -19,40 +19,26 @@
 
 namespace gkv {
 
-// What a draft model knows of one conversation: keys and values of its own, and
-// how often it was right. Belongs to its DraftModel.
-class DraftConversation {
- public:
-  explicit DraftConversation(std::shared_ptr<KVCache> cache)
-      : cache_(std::move(cache)), lock_(cache_->Lock()) {}
+// What a DraftModel knows of one conversation: keys and values of its own.
+struct DraftConversation {
+  explicit DraftConversation(std::shared_ptr<KVCache> own)
+      : cache(std::move(own)), lock(cache->Lock()) {}
   DraftConversation(const DraftConversation&) = delete;
 
-  const KVCache& cache() const { return *cache_; }
-  // Share of guesses that were right, of late.
-  double right() const { return right_.value; }
-
- private:
-  friend class DraftModel;
-
-  std::shared_ptr<KVCache> cache_;
-  RunLock lock_;  // destroyed before what it locks
+  std::shared_ptr<KVCache> cache;
+  RunLock lock;  // destroyed before what it locks
   // The cache's transcript begins with so many tokens of the target's; guesses
   // follow.
-  size_t known_ = 0;
-  size_t next_ = 0;  // position that is to be computed
-  bool moved_ = false;  // the cache says which
-  size_t judged_ = 0;   // guesses of tokens before were judged
+  size_t known = 0;
+  size_t next = 0;     // position that is to be computed
+  bool moved = false;  // the cache says which
   // As it was before the guesses, while there are some.
-  std::optional<KvContent> before_guesses_;
-  std::vector<int32_t> guesses_;  // for position known_ and on
-  RightShare right_;
-  double decoded_s_ = 0;  // time of its steps, in this request
-  double tried_s_ = 0;    // that it took to see whether guesses would be right
-  Address tenant_ = {};
-  bool catching_up_ = false;
-  bool ended_ = false;  // a request did, at known_; the next is to mark that
-  bool gave_up_ = false;  // for want of memory
-  uint64_t used_ = 0;     // when it was used last
+  std::optional<KvContent> before_guesses;
+  Address tenant = {};
+  bool catching_up = false;
+  bool ended = false;    // a request did, at `known`; the next is to mark that
+  bool gave_up = false;  // for want of memory
+  uint64_t used = 0;     // when it was used last
 };
 
 // A draft model: one with keys and values of its own.
@@ -69,9 +55,7 @@ class DraftModel : public ModelDrafter {
   // `pool` is not owned. `target` says how long a round may take before one was
   // measured. `cache_bytes`: of keys and values.
   DraftModel(std::shared_ptr<const Model> model, const Model& target,
-             ThreadPool& pool, size_t cache_bytes);
-
-  void Guess(std::span<Request> requests, const Price& price) override;
+             ThreadPool& pool, size_t cache_bytes, DraftWork& work);
 
   // Conversations that are kept, and bytes of their keys and values.
   size_t kept() const { return known_.size(); }
@@ -82,8 +66,9 @@ class DraftModel : public ModelDrafter {
 
   // A conversation's part of one step.
   struct Slice {
-    Request* request = nullptr;
+    Candidate* candidate = nullptr;
     Conversation* conversation = nullptr;
+    size_t left = 0;  // guesses to make
     std::vector<int32_t> ids = {};
     KvStepView view = {};
     RowOutput output = {};
@@ -91,18 +76,21 @@ class DraftModel : public ModelDrafter {
     size_t seen = 0, right = 0;  // rows whose next token was known
   };
 
-  void Begin(Request& request);
-  std::shared_ptr<Conversation> MostAlike(const Request& request,
+  void Offer(std::span<Candidate* const> requests,
+             const GuessCosts& costs) override;
+  void MakeGuesses(const GuessCosts& costs) override;
+
+  void Begin(Candidate& candidate);
+  std::shared_ptr<Conversation> MostAlike(const Candidate& candidate,
                                           size_t& common) const;
   static size_t Common(const KVCache& a, const KVCache& b);
-  void Follow(Request& request);
-  void Learn(Conversation& conversation, bool was_right);
+  void Follow(Candidate& candidate);
   void GiveUp(Conversation& conversation) noexcept;
   bool DropOldest() noexcept;
   void DropBeyond(size_t kept) noexcept;
-  void CatchUp(Request& request, size_t rows);
-  void Rounds(std::span<Request*> requests, std::span<const size_t> counts);
-  void GuessAll(std::span<Request> requests, const Price& price);
+  bool WorthCatchingUp(Candidate& candidate, const GuessCosts& costs) const;
+  void CatchUp(Candidate& candidate, size_t rows);
+  void Rounds(std::vector<Slice> slices);
   bool Prepare(Slice& slice, size_t begin, size_t end, size_t outputs);
   bool Run(std::span<Slice> slices);
   void Sample(std::span<Slice> slices);
@@ -115,7 +103,8 @@ class DraftModel : public ModelDrafter {
   ForwardPass forward_;
   OutputBuffer rows_;
   std::list<std::shared_ptr<Conversation>> known_;
-  LearnedTime row_s_;  // of one row among many
+  std::vector<Candidate*> offered_;  // in the step
+  LearnedTime row_s_;                // of one row among many
   uint64_t uses_ = 0;
 };
 

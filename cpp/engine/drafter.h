@@ -5,22 +5,12 @@
 #include <cstdint>
 #include <span>
 
+#include "engine/guesser.h"
+
 namespace gkv {
 
-// Guesses have to bring at least so many times the tokens that come without:
-// costs are measured, and vary.
-inline constexpr double kLeastGain = 1.03;
-
-struct DraftGuess {
-  int32_t id = 0;    // one of the model's
-  double right = 1;  // how likely it is right, behind guesses that are
-};
-
-// Guesses what a sequence says next. Guesses are computed in the same step as
-// the token before them and count as far as they turn out right: they change
-// how many steps it takes, and no bit of the result. Which of them are computed
-// is decided over all sequences (guess_plan.h). Calls come from the scheduler's
-// thread; what Propose throws fails its request alone.
+// Guesses what one request says next. Calls come from the scheduler's thread;
+// what Propose throws fails its request alone.
 class Drafter {
  public:
   virtual ~Drafter() = default;
@@ -36,6 +26,17 @@ class Drafter {
                          std::span<DraftGuess> guesses) = 0;
   // The request is over.
   virtual void End(std::span<const int32_t> added) noexcept { (void)added; }
+};
+
+// Asks each request's own Drafter.
+class DrafterGuesser : public Guesser {
+ public:
+  void Propose(std::span<Candidate* const> round,
+               const GuessCosts& costs) noexcept override;
+
+  // Tells the drafter, if there is one, that the request is over, and the
+  // tokens that it was not asked after any more; lets go of it.
+  static void End(Candidate& candidate) noexcept;
 };
 
 }  // namespace gkv

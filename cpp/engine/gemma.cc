@@ -454,7 +454,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
     CheckBinding(*job.cache, identity);
   }
   std::vector<std::shared_ptr<TokenStream>> streams;
-  std::list<Sequence> sequences;
+  std::list<Request> requests;
   const auto batch = std::make_shared<Batch>();
   for (size_t i = 0; i < jobs.size(); ++i) {
     const Job& job = jobs[i];
@@ -464,7 +464,7 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
         job.cache, std::move(locks[i]), prompt_of(job),
         TokenStream::Options{job.streamed, job.options.WantsLogprobs(),
                              job.options.top_logprobs, seed, text}));
-    Sequence::Parts parts{.stream = streams.back()};
+    Request::Parts parts{.stream = streams.back()};
     parts.stop_ids = job.options.stop_token_ids;
     if (!job.options.ignore_eos) {
       parts.stop_ids.insert(parts.stop_ids.end(), config().eos_ids.begin(),
@@ -476,20 +476,22 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
       parts.prefix.view = prefix_.view;
       parts.prefix.mode = job.options.prefix_cache;
     }
-    parts.tenant = job.prefix.view ? job.prefix.view->salt() : tenant_;
-    parts.drafter = job.drafter;
-    if (!parts.drafter && job.options.speculate == Speculate::kLookup) {
+    GuessSources& guessed_by = parts.guessed_by;
+    guessed_by.tenant = job.prefix.view ? job.prefix.view->salt() : tenant_;
+    guessed_by.drafter = job.drafter;
+    if (!guessed_by.drafter && job.options.speculate == Speculate::kLookup) {
       const PrefixMode mode = parts.prefix.mode;
-      parts.drafter = std::make_shared<LookupDrafter>(LookupDrafter::Sharing{
-          .history = scheduler().HistoryOf(parts.tenant),
+      const LookupDrafter::Sharing sharing{
+          .history = scheduler().HistoryOf(guessed_by.tenant),
           .reads = mode == PrefixMode::kRead || mode == PrefixMode::kOn,
-          .writes = mode == PrefixMode::kWrite || mode == PrefixMode::kOn});
+          .writes = mode == PrefixMode::kWrite || mode == PrefixMode::kOn};
+      guessed_by.drafter = std::make_shared<LookupDrafter>(sharing);
     }
-    if (!parts.drafter && job.options.speculate == Speculate::kDraft) {
-      parts.draft = draft_;
+    if (!guessed_by.drafter && job.options.speculate == Speculate::kDraft) {
+      guessed_by.model = draft_;
     }
     if (job.constraint) parts.constraint = job.constraint->Clone();
-    parts.forces = job.options.speculate != Speculate::kOff;
+    guessed_by.forced = job.options.speculate != Speculate::kOff;
     if (jobs.size() > 1 && !job.streamed) parts.batch = batch;
     if (job.options.max_tokens > 0 &&
         job.cache->length() < job.cache->capacity_tokens()) {
@@ -501,17 +503,17 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
           job.options, seed, transcript, job.constraint != nullptr,
           parts.stop_ids, text);
     }
-    sequences.emplace_back(std::move(parts));
+    requests.emplace_back(std::move(parts));
   }
   for (const Job& job : jobs) job.cache->Bind(identity);
-  scheduler().Submit(std::move(sequences));
+  scheduler().Submit(std::move(requests));
   return streams;
 }
 
 std::shared_ptr<TokenStream> Gemma::StartRows(
     const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
     RowOutput::Kind kind, bool all_positions, float* rows,
-    const std::function<void()>& poll, const PrefixUse& prefix) {
+    const std::function<void()>& poll, const PrefixAccess& prefix) {
   if (tokens.empty()) {
     throw InvalidArgument("tokens is empty, expected at least one token id");
   }
@@ -523,14 +525,14 @@ std::shared_ptr<TokenStream> Gemma::StartRows(
   const auto stream = std::make_shared<TokenStream>(
       cache, std::move(lock), tokens, TokenStream::Options{});
   const size_t count = all_positions ? tokens.size() : 1;
-  std::list<Sequence> sequences;
-  sequences.emplace_back(Sequence::Parts{
-      .stream = stream,
-      .consumer = std::make_unique<RowWriter>(RowOutput{kind, count, rows}),
-      .output_rows = count,
-      .prefix = prefix.view ? prefix : prefix_});
+  std::list<Request> requests;
+  Request::Parts parts{.stream = stream};
+  parts.consumer = std::make_unique<RowWriter>(RowOutput{kind, count, rows});
+  parts.output_rows = count;
+  parts.prefix = prefix.view ? prefix : prefix_;
+  requests.emplace_back(std::move(parts));
   cache->Bind(identity);
-  scheduler().Submit(std::move(sequences));
+  scheduler().Submit(std::move(requests));
   return stream;
 }
 
@@ -666,7 +668,8 @@ void Gemma::HiddenStates(std::span<const std::span<const int32_t>> texts,
   constexpr std::chrono::milliseconds kPollInterval{50};
   const size_t hidden = config().hidden_size;
   const bool all = pooling == Pooling::kMean;
-  const PrefixUse unshared = {.view = prefix_.view, .mode = PrefixMode::kOff};
+  const PrefixAccess unshared = {.view = prefix_.view,
+                                 .mode = PrefixMode::kOff};
   for (size_t first = 0; first < texts.size();) {
     size_t end = first, tokens = 0;
     std::vector<std::shared_ptr<TokenStream>> streams;

@@ -90,7 +90,7 @@ class Gemma {
     std::shared_ptr<const Constraint> constraint = nullptr;
     // This request's alone; null: what its options say.
     std::shared_ptr<Drafter> drafter = nullptr;
-    PrefixUse prefix = {};  // its view, if any, instead of WithPrefix's
+    PrefixAccess prefix = {};  // its view, if any, instead of WithPrefix's
     // The prompt begins with BOS, for an empty conversation; another goes
     // without. Known only once nobody else uses the cache.
     bool optional_bos = false;
@@ -107,7 +107,7 @@ class Gemma {
   std::shared_ptr<TokenStream> StartRows(
       const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
       RowOutput::Kind kind, bool all_positions, float* rows,
-      const std::function<void()>& poll = {}, const PrefixUse& prefix = {});
+      const std::function<void()>& poll = {}, const PrefixAccess& prefix = {});
   std::shared_ptr<TokenStream> StartLogits(
       const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
       bool all_positions, float* logits,
@@ -225,7 +225,7 @@ class Gemma {
   SchedulerOptions scheduler_options_;
   bool profiled_;
   std::shared_ptr<Shared> shared_;
-  PrefixUse prefix_;
+  PrefixAccess prefix_;
   Address tenant_ = {};
   std::shared_ptr<const Model> draft_;
 };

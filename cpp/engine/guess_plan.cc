@@ -2,66 +2,124 @@
 
 #include <algorithm>
 
-#include "engine/drafter.h"
-
 namespace gkv {
 namespace {
 
-// The next guess of a sequence that may be taken.
-struct Next {
-  double reach;  // how likely it is right, and all before it
-  size_t sequence;
+// Guesses have to bring at least so many times the tokens that come without:
+// costs are measured, and vary.
+constexpr double kLeastGain = 1.03;
+
+// How many times the tokens in the time a step brings with so many guesses, of
+// which `right` are expected to be, and which models take so long to make.
+double Gain(size_t guesses, double right, double seconds,
+            const GuessCosts& costs) {
+  const double more = costs.extra[guesses - 1] + seconds / costs.step;
+  return (1 + right / static_cast<double>(costs.tokens)) / (1 + more);
+}
+
+class Planner {
+ public:
+  Planner(std::span<const GuessOffer> offers, const GuessCosts& costs)
+      : offers_(offers), costs_(costs), best_{Counts(offers.size(), 0), 1} {}
+
+  GuessPlan Plan() {
+    std::vector<size_t> order, asked;
+    for (size_t i = 0; i < offers_.size(); ++i) {
+      const auto same = [&](const GuessOffer& offer) {
+        return offer.rounds.data() == offers_[i].rounds.data();
+      };
+      models_.push_back(static_cast<size_t>(
+          std::ranges::find_if(offers_, same) - offers_.begin()));
+      if (!offers_[i].known.empty()) {
+        order.push_back(i);
+      } else if (offers_[i].most > 0 && !offers_[i].rounds.empty()) {
+        asked.push_back(i);
+      }
+    }
+    Try(order);
+    // Of models as many offers as are best: those of the quickest one first, of
+    // these the likeliest.
+    std::ranges::stable_sort(asked, [&](size_t a, size_t b) {
+      const double time_a = offers_[a].rounds[0], time_b = offers_[b].rounds[0];
+      return time_a != time_b ? time_a < time_b
+                              : offers_[a].right > offers_[b].right;
+    });
+    for (const size_t i : asked) {
+      order.push_back(i);
+      Try(order);
+    }
+    return best_;
+  }
+
+ private:
+  using Counts = std::vector<size_t>;
+
+  // Takes one guess after the other of these offers, each time the one with
+  // which the step brings most. Keeps as many as are best, if that is the best
+  // way so far.
+  void Try(std::span<const size_t> order) {
+    Counts counts(offers_.size(), 0);
+    std::vector<double> reach(offers_.size(), 1);  // all were right so far
+    // [model, round]: offers that take part.
+    Counts members(offers_.size() * (costs_.extra.size() + 1), 0);
+    const auto members_of = [&](size_t i) -> size_t& {
+      return members[models_[i] * (costs_.extra.size() + 1) + counts[i]];
+    };
+    double right = 0, seconds = 0;
+    for (size_t guesses = 1; guesses <= costs_.extra.size(); ++guesses) {
+      double gain = 0, next_right = 0, next_seconds = 0;
+      size_t next = 0;
+      for (const size_t i : order) {
+        const GuessOffer& offer = offers_[i];
+        const bool known = !offer.known.empty();
+        double more_right = right, more_seconds = seconds;
+        if (known) {
+          if (counts[i] == offer.known.size()) continue;
+          more_right += reach[i] * offer.known[counts[i]].right;
+        } else {
+          const size_t others = members_of(i);
+          if (counts[i] == offer.most || others == offer.rounds.size()) {
+            continue;
+          }
+          more_right += reach[i] * offer.right;
+          more_seconds += offer.rounds[others];
+          if (others > 0) more_seconds -= offer.rounds[others - 1];
+          if (counts[i] == 0) more_seconds += offer.first_cost;
+        }
+        const double with = Gain(guesses, more_right, more_seconds, costs_);
+        if (with <= gain) continue;
+        gain = with;
+        next = i;
+        next_right = more_right;
+        next_seconds = more_seconds;
+      }
+      if (gain == 0) return;
+      reach[next] = next_right - right;
+      right = next_right;
+      seconds = next_seconds;
+      ++members_of(next);
+      ++counts[next];
+      if (gain > std::max(best_.gain, kLeastGain)) best_ = {counts, gain};
+    }
+  }
+
+  const std::span<const GuessOffer> offers_;
+  const GuessCosts& costs_;
+  Counts models_;  // of each offer: the first one of the same model
+  GuessPlan best_;
 };
-
-// How many times the tokens in the time a step brings whose guesses so many
-// are likely to be right of, if they cost so much.
-double Gain(double right, double extra, const GuessCosts& costs) {
-  return (1 + right / static_cast<double>(costs.tokens)) / (1 + extra);
-}
-
-bool Later(const Next& a, const Next& b) {
-  return a.reach != b.reach ? a.reach < b.reach : a.sequence > b.sequence;
-}
 
 }  // namespace
 
-std::vector<size_t> PlanGuesses(
-    std::span<const std::span<const DraftGuess>> guesses,
-    const GuessCosts& costs) {
-  std::vector<size_t> counts(guesses.size(), 0);
-  std::vector<Next> heap;
-  for (size_t i = 0; i < guesses.size(); ++i) {
-    if (!guesses[i].empty()) heap.push_back({guesses[i][0].right, i});
-  }
-  std::make_heap(heap.begin(), heap.end(), Later);
-  std::vector<size_t> best = counts;
-  double best_gain = kLeastGain;
-  double right = 0;  // expected
-  // The likeliest first: the best so many guesses are the first so many.
-  for (size_t taken = 0; taken < costs.extra.size() && !heap.empty(); ++taken) {
-    std::pop_heap(heap.begin(), heap.end(), Later);
-    Next next = heap.back();
-    heap.pop_back();
-    right += next.reach;
-    const size_t count = ++counts[next.sequence];
-    const double gain = Gain(right, costs.extra[taken], costs);
-    if (gain > best_gain) {
-      best_gain = gain;
-      best = counts;
-    }
-    if (count < guesses[next.sequence].size()) {
-      next.reach *= guesses[next.sequence][count].right;
-      heap.push_back(next);
-      std::push_heap(heap.begin(), heap.end(), Later);
-    }
-  }
-  return best;
+GuessPlan PlanGuesses(std::span<const GuessOffer> offers,
+                      const GuessCosts& costs) {
+  if (costs.step <= 0) return {std::vector<size_t>(offers.size(), 0), 1};
+  return Planner(offers, costs).Plan();
 }
 
 bool CertainGuessesPay(const GuessCosts& costs) {
-  for (size_t i = 0; i < costs.extra.size(); ++i) {
-    const auto right = static_cast<double>(i + 1);
-    if (Gain(right, costs.extra[i], costs) > kLeastGain) return true;
+  for (size_t n = 1; n <= costs.extra.size(); ++n) {
+    if (Gain(n, static_cast<double>(n), 0, costs) > kLeastGain) return true;
   }
   return false;
 }

@@ -2,131 +2,92 @@
 #define GEMMAKV_ENGINE_MODEL_DRAFTER_H_
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
 
-#include "cache/kv_cache.h"
-#include "engine/row_consumer.h"
+#include "engine/guesser.h"
+#include "engine/learned.h"
 #include "model/forward.h"
-#include "store/address.h"
 
 namespace gkv {
 
-class DraftConversation;
-
-// How often guesses were right. A mean that forgets: what came last counts
-// most.
-struct RightShare {
-  double value = 0;
-  double weight = 0;
-  void Note(bool was_right, double most_weight);
-};
-
-// What a sequence keeps for a drafter that reads its keys and values.
-struct DraftState {
-  // What the model's head read to sample the last token of the transcript when
-  // that had this length; empty: not known.
-  std::vector<float> hidden;
-  size_t length = 0;
-
-  // The drafter's own.
-  bool begun = false;
-  RightShare right;
-  std::vector<int32_t> guesses;  // of tokens from `guessed_at` on
-  size_t guessed_at = 0;
-  double decoded_s = 0;  // time of the sequence's steps
-  double tried_s = 0;    // that it took to see whether guesses would be right
-};
-
-// A mean in which the last one counts most, and one that was interrupted no
-// more than it should: nothing is believed of the first alone, which would
-// never be measured again were it too high.
-class LearnedTime {
- public:
-  void Note(double seconds);
-  double seconds() const { return known_ ? mean_ : 0; }  // 0: not known
-
- private:
-  double mean_ = 0;
-  bool known_ = false;
+// What models have done that guess for one scheduler.
+struct DraftWork {
+  std::atomic<size_t> rows = 0;  // that they computed; any thread may read it
+  double seconds = 0;            // that they took
 };
 
 // A model that guesses what another one, the target, says next. It runs on the
-// target's scheduler thread, between two steps, for all of its conversations at
-// once.
+// target's scheduler thread, between two steps, for all of its requests at
+// once: in rounds, each of which makes one guess more for each.
 //
-// Lack of memory ends guesses, and throws nothing. What else a step of the model
-// throws goes through, and leaves every conversation sound.
-class ModelDrafter {
+// It learns how long rounds take and, of each request, how often its guesses
+// are right. Where they do not pay it tries now and then, for a small share of
+// the time, whether they would be.
+//
+// Lack of memory ends guesses. What else a step of the model throws fails the
+// requests that were to be guessed for, and leaves every conversation sound.
+class ModelDrafter : public Guesser {
  public:
-  virtual ~ModelDrafter() = default;
   ModelDrafter(const ModelDrafter&) = delete;
 
-  const Model* model() const { return model_.get(); }
-  // Nobody else holds the model: no request will ever name it again.
-  bool orphaned() const { return model_.use_count() == 1; }
+  const std::shared_ptr<const Model>& model() const noexcept override {
+    return model_;
+  }
 
-  // A conversation that decodes.
-  struct Request {
-    // Null before the first time; the same one each time for one request.
-    std::shared_ptr<DraftConversation>* conversation = nullptr;
-    const KVCache* target = nullptr;  // its transcript only grows meanwhile
-    Address tenant = {};  // finds what requests of the same one left
-    size_t sampled_from = 0;          // tokens from here on are `consumer`'s
-    RowConsumer* consumer = nullptr;
-    size_t most = 0;  // guesses
-    std::vector<int32_t> guesses = {};
-    // For those that read the target's keys and values.
-    DraftState* state = nullptr;
-    const RunLock* lock = nullptr;  // of the target
-  };
-  // What the target's next step costs without the guesses of these requests.
-  struct Price {
-    size_t tokens = 1;  // that it brings
-    double step_s = 0;
-    std::span<const double> extra = {};  // as DraftPrice has it
-    size_t rows = 128;  // of what is new to it that it may read at a time
-    bool always = false;  // guess whether it pays or not
-  };
-  // Sets the guesses of each request, none where they do not pay.
-  virtual void Guess(std::span<Request> requests, const Price& price) = 0;
-
-  // Rows computed so far.
-  size_t rows() const { return computed_rows_; }
+  void Propose(std::span<Candidate* const> round,
+               const GuessCosts& costs) noexcept override;
+  void Make(const GuessCosts& costs) noexcept override;
 
  protected:
   using Clock = std::chrono::steady_clock;
-  static constexpr size_t kMaxConversations = 32;  // of one round
+  static constexpr size_t kMaxRequests = 32;  // of one round
 
   // `size_share`: of the target's size, which says how long a round may take
-  // before one was measured.
-  ModelDrafter(std::shared_ptr<const Model> model, double size_share);
+  // before one was measured. `work` is not owned.
+  ModelDrafter(std::shared_ptr<const Model> model, double size_share,
+               DraftWork& work);
 
-  // Time of a round of so many conversations.
-  double RoundSeconds(size_t conversations, double step_s) const;
-  void NoteRound(size_t conversations, double seconds);
-  void CountRows(size_t rows) { computed_rows_ += rows; }
+  // Sets the offers of requests that ask this model, of kMaxRequests at most.
+  // May throw.
+  virtual void Offer(std::span<Candidate* const> requests,
+                     const GuessCosts& costs) = 0;
+  // Makes the guesses of those with an offer. May throw.
+  virtual void MakeGuesses(const GuessCosts& costs) = 0;
+
+  // Compares a request's last guesses with what it has said since.
+  void Judge(Candidate& candidate);
+  void Learn(Candidate& candidate, bool was_right);
+  // An offer to guess for it, in rounds as they are known.
+  GuessOffer OfferTo(const Candidate& candidate, double first_cost) const;
+  // Whether it is time to spend so much on seeing whether guesses would be
+  // right, which is noted.
+  static bool Try(Candidate& candidate, double seconds);
+  // Notes a guess, if so many are `left` to make. Whether another is to follow.
+  static bool Add(Candidate& candidate, RowConsumer::Guess guess, size_t& left);
+
+  // Time of a round of so many requests.
+  double RoundSeconds(size_t requests, double step_s) const;
+  void NoteRound(size_t requests, double seconds);
+  void CountRows(size_t rows) { work_.rows += rows; }
   static double SecondsSince(Clock::time_point time);
 
-  // Share of the time that goes to see whether guesses would be right.
-  static constexpr double kTryShare = 0.01;
-  // What shares of right guesses are learned from: of late, as many guesses.
-  static constexpr double kLately = 40, kLatelyInAll = 400;
-  // Weight of what other conversations say in one that begins.
-  static constexpr double kOthersWeight = 6;
-
   const std::shared_ptr<const Model> model_;
-  RightShare right_;  // of all conversations
 
  private:
+  template <typename Function>
+  void Guarded(const Function& function) noexcept;
+
   const double size_share_;
-  // [i]: of a round of i + 1 conversations.
-  std::array<LearnedTime, kMaxConversations> rounds_ = {};
-  size_t computed_rows_ = 0;
+  DraftWork& work_;
+  LearnedMean right_;  // share of guesses that were right, of all requests
+  std::array<LearnedTime, kMaxRequests> rounds_ = {};  // [i]: of i + 1 requests
+  std::array<double, kMaxRequests> round_seconds_ = {};  // of the step's offers
+  std::vector<Candidate*> requests_;  // that ask this model in the step
 };
 
 // Bytes of all matrices of a model.

@@ -39,7 +39,7 @@ struct OutputRow {
   }
 };
 
-// What becomes of the rows of one sequence.
+// What becomes of the rows of one request.
 class RowConsumer {
  public:
   virtual ~RowConsumer() = default;

@@ -42,20 +42,20 @@ struct Budget {
 
 class Planner {
  public:
-  Planner(std::span<const PlanInput> sequences, const SchedulerOptions& options)
-      : sequences_(sequences),
+  Planner(std::span<const PlanInput> requests, const SchedulerOptions& options)
+      : requests_(requests),
         options_(Limited(options)),
-        end_(sequences.size()),
+        end_(requests.size()),
         left_{options_.step_rows, options_.logits_rows} {
-    std::vector<size_t> order(sequences.size());
+    std::vector<size_t> order(requests.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-      return sequences[a].served < sequences[b].served;
+      return requests[a].served < requests[b].served;
     });
     for (const size_t i : order) {
-      end_[i] = sequences[i].next;
-      if (sequences[i].next >= sequences[i].target) continue;
-      (sequences[i].decoding ? decoding_ : prefilling_).push_back(i);
+      end_[i] = requests[i].next;
+      if (requests[i].next >= requests[i].target) continue;
+      (requests[i].decoding ? decoding_ : prefilling_).push_back(i);
     }
   }
 
@@ -63,9 +63,9 @@ class Planner {
     Decode();
     Prefill();
     std::vector<PlannedSlice> plan;
-    for (size_t i = 0; i < sequences_.size(); ++i) {
-      if (end_[i] > sequences_[i].next) {
-        plan.push_back({i, sequences_[i].next, end_[i]});
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (end_[i] > requests_[i].next) {
+        plan.push_back({i, requests_[i].next, end_[i]});
       }
     }
     return plan;
@@ -76,12 +76,12 @@ class Planner {
     const Budget kept = KeptForPrefill();
     bool first = true;
     for (const size_t i : decoding_) {
-      const size_t rows = sequences_[i].target - sequences_[i].next;
+      const size_t rows = requests_[i].target - requests_[i].next;
       if (!first && (rows + kept.rows > left_.rows ||
                      rows + kept.logits > left_.logits)) {
         continue;
       }
-      Take(i, sequences_[i].target);
+      Take(i, requests_[i].target);
       first = false;
     }
   }
@@ -91,7 +91,7 @@ class Planner {
     if (prefilling_.empty()) return kept;
     const size_t limit = options_.prefill_rows_while_decoding;
     for (const size_t i : prefilling_) {
-      const PlanInput& s = sequences_[i];
+      const PlanInput& s = requests_[i];
       kept.logits += LogitsRows(s.logits_begin, s.next,
                                 std::min(s.target, s.next + limit));
     }
@@ -115,25 +115,25 @@ class Planner {
     // rest. What all got above counts.
     std::stable_sort(prefilling_.begin(), prefilling_.end(),
                      [&](size_t a, size_t b) {
-                       return sequences_[a].target - end_[a] <
-                              sequences_[b].target - end_[b];
+                       return requests_[a].target - end_[a] <
+                              requests_[b].target - end_[b];
                      });
     size_t shared = left_.rows;
-    for (const size_t i : prefilling_) shared += end_[i] - sequences_[i].next;
+    for (const size_t i : prefilling_) shared += end_[i] - requests_[i].next;
     for (size_t k = 0; k < prefilling_.size(); ++k) {
       const size_t i = prefilling_[k];
       const size_t waiting = prefilling_.size() - k;
       const size_t share = CeilDiv(shared, waiting);
-      const size_t got = end_[i] - sequences_[i].next;
+      const size_t got = end_[i] - requests_[i].next;
       if (share > got) Extend(i, share - got, false);
-      shared -= std::min(shared, end_[i] - sequences_[i].next);
+      shared -= std::min(shared, end_[i] - requests_[i].next);
     }
   }
 
   // Gives a prompt up to `rows` more rows, as far as the budget goes. A span
   // that must not be cut is taken whole if it fits what is left, or if `must`.
   void Extend(size_t i, size_t rows, bool must) {
-    const PlanInput& s = sequences_[i];
+    const PlanInput& s = requests_[i];
     const size_t begin = end_[i];
     size_t end = std::min({s.target, begin + std::min(rows, left_.rows),
                            std::max(begin, s.logits_begin) + left_.logits});
@@ -149,13 +149,13 @@ class Planner {
 
   void Take(size_t i, size_t end) {
     const size_t logits =
-        LogitsRows(sequences_[i].logits_begin, end_[i], end);
+        LogitsRows(requests_[i].logits_begin, end_[i], end);
     left_.rows -= std::min(left_.rows, end - end_[i]);
     left_.logits -= std::min(left_.logits, logits);
     end_[i] = end;
   }
 
-  const std::span<const PlanInput> sequences_;
+  const std::span<const PlanInput> requests_;
   const SchedulerOptions options_;
   std::vector<size_t> decoding_, prefilling_;  // by index, longest wait first
   std::vector<size_t> end_;                    // of what each has got
@@ -182,9 +182,9 @@ void SchedulerOptions::Validate() const {
   }
 }
 
-std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> sequences,
+std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> requests,
                                    const SchedulerOptions& options) {
-  return Planner(sequences, options).Plan();
+  return Planner(requests, options).Plan();
 }
 
 }  // namespace gkv

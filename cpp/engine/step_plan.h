@@ -14,21 +14,21 @@ namespace gkv {
 // Positions [begin, end) that one step has to take whole.
 using UncutSpan = std::pair<size_t, size_t>;
 
-// What PlanStep needs to know of a sequence: positions [next, target) are to
+// What PlanStep needs to know of a request: positions [next, target) are to
 // be computed, none if it cannot run.
 struct PlanInput {
   size_t next = 0;
   size_t target = 0;
   size_t logits_begin = 0;  // rows from here on want logits
   bool decoding = false;    // [next, target) goes into one step
-  // Place in the order in which sequences were served last, or came.
+  // Place in the order in which requests were served last, or came.
   uint64_t served = 0;
   std::span<const UncutSpan> uncut = {};  // ascending, disjoint
 };
 
-// Rows [begin, end) of one sequence in the next step.
+// Rows [begin, end) of one request in the next step.
 struct PlannedSlice {
-  size_t sequence;  // index into the inputs
+  size_t request;  // index into the inputs
   size_t begin;
   size_t end;
 };
@@ -39,25 +39,25 @@ constexpr size_t LogitsRows(size_t logits_begin, size_t begin, size_t end) {
   return end > first ? end - first : 0;
 }
 
-// Guesses that a sequence may have for PlanStep: options.max_guesses, where
+// Guesses that a request may have for PlanStep: options.max_guesses, where
 // that leaves prompts their quarter of the rows.
 size_t MaxGuesses(const SchedulerOptions& options);
 
 // Chooses the rows of the next step. Pure.
 //
-// Decoding sequences come first, each with all its rows, those that have waited
+// Decoding requests come first, each with all its rows, those that have waited
 // longest before the others. While prompts wait too, a quarter of the rows, and
 // of the rows of logits as far as they can use them, is theirs. Half of what
 // prompts get goes to those that have waited longest; the rest is shared
 // evenly, and what a short prompt leaves of its share goes to the others, so
 // that a short prompt never waits for the whole of a long one.
 //
-// Nobody starves, whatever the others do: of n sequences of one kind (decoding,
+// Nobody starves, whatever the others do: of n requests of one kind (decoding,
 // prefilling) that can run, each is served at least once in any n consecutive
 // steps, if no one needs more than three quarters of `logits_rows`, or of
 // `step_rows`, to decode.
 // Those that come later do not count, as they stand behind.
-std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> sequences,
+std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> requests,
                                    const SchedulerOptions& options);
 
 }  // namespace gkv

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <span>
 
+#include "engine/learned.h"
+
 namespace gkv {
 
 // Learns what guesses cost: how much longer steps take with them. Of steps that
@@ -23,20 +25,15 @@ class StepTimes {
   void Restart();
   // Of a step of so many sequences without guesses; 0 where that is not known.
   double Seconds(size_t sequences) const;
-  // Fills `extra` as DraftPrice has it, for a step that already has `guesses`,
-  // and returns how many it knows of: none before a few steps without guesses.
-  size_t Extra(size_t sequences, size_t guesses, std::span<double> extra) const;
+  // Fills `extra` as GuessCosts has it, and returns how many it knows of: none
+  // before a few steps without guesses.
+  size_t Extra(size_t sequences, std::span<double> extra) const;
 
  private:
-  struct Mean {
-    double value = 0;
-    double weight = 0;
-  };
   struct Row {
-    double seconds = 0;  // of a step without guesses
-    size_t steps = 0;    // that it was learned from
+    LearnedTime step{0.1};  // without guesses
     // [i]: what i + 1 guesses take besides, as a share of that.
-    std::array<Mean, kMaxGuesses> extra = {};
+    std::array<LearnedMean, kMaxGuesses> extra = {};
   };
 
   static double Share(const Row& row, size_t guesses);

@@ -6,7 +6,6 @@
 #include <span>
 #include <vector>
 
-#include "base/aligned_buffer.h"
 #include "base/thread_pool.h"
 #include "engine/model_drafter.h"
 #include "engine/output_buffer.h"
@@ -15,37 +14,35 @@
 namespace gkv {
 
 // A drafter that reads the target's keys and values (model/draft_pass.h). It
-// keeps nothing of a conversation: what it needs is in the target's cache and
-// in the DraftState that comes with a request.
+// keeps nothing of a conversation: what it needs is in the target's cache, and
+// the hidden state that the request's last step has left.
 class TargetDrafter : public ModelDrafter {
  public:
   // `target` and `pool` are not owned. Requires: RequireDrafterFor passes.
   TargetDrafter(std::shared_ptr<const Model> model, const Model& target,
-                ThreadPool& pool);
-
-  void Guess(std::span<Request> requests, const Price& price) override;
+                ThreadPool& pool, DraftWork& work);
 
  private:
-  // A conversation that takes part.
+  // A request that takes part.
   struct Member {
-    Request* request;
+    Candidate* candidate;
     KvStepView view;
-    size_t left = 0;     // guesses to make
-    bool shown = false;  // whether they are the request's
-    int32_t last = 0;    // token, guessed or not
+    size_t left = 0;   // guesses to make
+    int32_t last = 0;  // token, guessed or not
     RowConsumer::Guess guess = {};
   };
 
-  void Learn(const Request& request);
-  bool Ready(const Request& request, KvStepView& view) const;
-  void GuessAll(std::span<Request> requests, const Price& price);
-  void Rounds(std::vector<Member>& members);
+  void Offer(std::span<Candidate* const> requests,
+             const GuessCosts& costs) override;
+  void MakeGuesses(const GuessCosts& costs) override;
+
+  static bool Ready(const Candidate& candidate, KvStepView& view);
   void Round(std::span<Member> members);
 
   ThreadPool& pool_;
   DraftPass pass_;
+  std::vector<Member> offered_;  // in the step
   OutputBuffer rows_;
-  AlignedBuffer<float> states_;  // [members, target_hidden]
 };
 
 }  // namespace gkv

@@ -31,6 +31,7 @@ struct WakeUp {
   std::mutex mutex;  // guards what follows, and what is the scheduler's
   std::condition_variable changed;
   bool interrupted = false;  // a stream's interrupt() is to be looked at
+  bool prefix_changed = false;  // requests may not wait for a prefix any more
   const ForkGuard guard{mutex, &changed};
 };
 

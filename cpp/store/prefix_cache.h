@@ -213,7 +213,7 @@ class PrefixView {
 };
 
 // What a request may do with it.
-struct PrefixUse {
+struct PrefixAccess {
   std::shared_ptr<PrefixView> view = nullptr;  // null: nothing
   PrefixMode mode = PrefixMode::kOn;
   std::vector<size_t> boundaries = {};  // see PrefixView::Points

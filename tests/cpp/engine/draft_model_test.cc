@@ -388,20 +388,6 @@ TEST_P(DraftMachineTest, NoBitChanges) {
   EXPECT_GT(drafted - accepted, requests / 4);
 }
 
-// A first one that another process interrupted would end all drafting.
-TEST(LearnedTimeTest, TheFirstIsNotBelievedAlone) {
-  LearnedTime time;
-  EXPECT_EQ(time.seconds(), 0);
-  time.Note(1);
-  EXPECT_EQ(time.seconds(), 0);
-  time.Note(0.001);
-  EXPECT_EQ(time.seconds(), 0.001);
-  for (int i = 0; i < 50; ++i) time.Note(0.002);
-  EXPECT_NEAR(time.seconds(), 0.002, 1e-5);
-  time.Note(5);
-  EXPECT_LT(time.seconds(), 0.0023);
-}
-
 INSTANTIATE_TEST_SUITE_P(Families, DraftMachineTest,
                          ::testing::ValuesIn(CheckedFamilies()),
                          [](const auto& info) { return info.param; });

@@ -95,9 +95,9 @@ Outcome Feed(Drafter& drafter, const Tokens& text, size_t begin,
       EXPECT_GE(guesses[i].right, 0);
       EXPECT_LE(guesses[i].right, 1);
     }
-    const std::span<const DraftGuess> all(guesses.data(), proposed);
+    const GuessOffer all{.known = {guesses.data(), proposed}};
     const size_t count =
-        PlanGuesses(std::span(&all, 1), {price.tokens, extra})[0];
+        PlanGuesses({&all, 1}, {price.tokens, 1, extra}).guesses[0];
     seen = begin;
     ++outcome.steps;
     outcome.drafted += count;

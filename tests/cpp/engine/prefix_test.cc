@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -84,7 +87,7 @@ class PrefixTest : public ::testing::TestWithParam<std::string> {
   }
   std::vector<float> Logits(const std::shared_ptr<KVCache>& cache,
                             const Tokens& tokens, bool all,
-                            const PrefixUse& use) {
+                            const PrefixAccess& use) {
     std::vector<float> logits((all ? tokens.size() : 1) * kVocab);
     const auto stream = gemma_->StartRows(cache, tokens, RowOutput::kLogits,
                                           all, logits.data(), {}, use);
@@ -136,7 +139,7 @@ TEST_P(PrefixTest, APromptThatIsKnownIsNotComputedAgain) {
 TEST_P(PrefixTest, LogitsOfAllPositionsTakeNothingOfTheirOwn) {
   Load(GetParam());
   const Tokens prompt = Text(400, 1);
-  const PrefixUse use{view_, PrefixMode::kOn, {}};
+  const PrefixAccess use{view_, PrefixMode::kOn, {}};
   const auto cold = Logits(NewCache(), prompt, true, {});
   EXPECT_EQ(Logits(NewCache(), prompt, true, use), cold);
   EXPECT_EQ(cached_, 0u);
@@ -226,6 +229,32 @@ TEST_P(PrefixTest, ACancelledLeaderLeavesWhatItComputed) {
   second->WaitDone();
   EXPECT_GE(second->Result().prefix.ram, 8u * 20);
   EXPECT_EQ(second->Result().token_ids,
+            Run(NewCache(), prompt, 4, PrefixMode::kOff).token_ids);
+}
+
+// The leader's batch fails while it reads: nobody waits for it for ever.
+TEST_P(PrefixTest, ALeaderWhoseBatchFailsHoldsUpNobody) {
+  SchedulerOptions scheduler;
+  scheduler.step_rows = 8;
+  Load(GetParam(), scheduler);
+  const Tokens prompt = Text(900, 1);
+  std::promise<void> came;
+  std::atomic<int> calls = 0;
+  Gemma::Job batch[] = {Job(NewCache(), prompt, 4), Job(NewCache(), prompt, 9)};
+  const Tokens few = Text(4, 2);
+  batch[1].prompt = few;
+  batch[1].options.logits_processor =
+      [&, come = came.get_future().share()](auto...) {
+        come.wait();
+        if (++calls == 3) throw std::domain_error("no");
+      };
+  const Streams streams = gemma_->Start(batch);
+  const Gemma::Job job = Job(NewCache(), prompt, 4);
+  const auto follower = gemma_->Start({&job, 1})[0];
+  came.set_value();
+  follower->WaitDone();
+  EXPECT_THROW((void)streams[0]->Result(), std::domain_error);
+  EXPECT_EQ(follower->Result().token_ids,
             Run(NewCache(), prompt, 4, PrefixMode::kOff).token_ids);
 }
 

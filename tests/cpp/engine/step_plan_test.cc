@@ -30,17 +30,17 @@ size_t Rows(const std::vector<PlannedSlice>& plan) {
   return rows;
 }
 
-std::map<size_t, size_t> RowsBySequence(const std::vector<PlannedSlice>& plan) {
+std::map<size_t, size_t> RowsByRequest(const std::vector<PlannedSlice>& plan) {
   std::map<size_t, size_t> rows;
   for (const PlannedSlice& slice : plan) {
-    rows[slice.sequence] += slice.end - slice.begin;
+    rows[slice.request] += slice.end - slice.begin;
   }
   return rows;
 }
 
 TEST(PlanStepTest, NothingToDo) {
   EXPECT_TRUE(PlanStep({}, kOptions).empty());
-  // Sequences that cannot run stand at their target.
+  // Requests that cannot run stand at their target.
   const std::vector<PlanInput> still = {{5, 5, 5, true}, {7, 7, 6, false}};
   EXPECT_TRUE(PlanStep(still, kOptions).empty());
 }
@@ -56,7 +56,7 @@ TEST(PlanStepTest, OnePromptGetsTheWholeBudget) {
 TEST(PlanStepTest, DecodingComesFirstAndBoundsPrefill) {
   const std::vector<PlanInput> inputs = {Prefilling(0, 5000), Decoding(9),
                                          Decoding(100, 4)};
-  const auto rows = RowsBySequence(PlanStep(inputs, kOptions));
+  const auto rows = RowsByRequest(PlanStep(inputs, kOptions));
   EXPECT_EQ(rows.at(1), 1u);
   EXPECT_EQ(rows.at(2), 4u) << "planned whole";
   EXPECT_EQ(rows.at(0), kOptions.prefill_rows_while_decoding);
@@ -66,7 +66,7 @@ TEST(PlanStepTest, AShortPromptDoesNotWaitForALongOne) {
   const std::vector<PlanInput> inputs = {Prefilling(0, 30000),
                                          Prefilling(0, 20)};
   const auto plan = PlanStep(inputs, kOptions);
-  const auto rows = RowsBySequence(plan);
+  const auto rows = RowsByRequest(plan);
   EXPECT_EQ(rows.at(1), 20u);
   EXPECT_EQ(rows.at(0), kOptions.step_rows - 20);
   EXPECT_EQ(Rows(plan), kOptions.step_rows);
@@ -74,7 +74,7 @@ TEST(PlanStepTest, AShortPromptDoesNotWaitForALongOne) {
 
 TEST(PlanStepTest, LongPromptsShareEvenly) {
   const std::vector<PlanInput> inputs(4, Prefilling(0, 30000));
-  for (const auto& [i, rows] : RowsBySequence(PlanStep(inputs, kOptions))) {
+  for (const auto& [i, rows] : RowsByRequest(PlanStep(inputs, kOptions))) {
     EXPECT_EQ(rows, kOptions.step_rows / 4) << i;
   }
 }
@@ -94,10 +94,10 @@ TEST(PlanStepTest, PromptsKeepAShareOfLogitsOnlyWhileTheyNeedIt) {
   EXPECT_EQ(Rows(PlanStep(inputs, kOptions)),
             kOptions.logits_rows + kOptions.prefill_rows_while_decoding);
   inputs.back() = AllLogits(0, 5000);
-  const auto rows = RowsBySequence(PlanStep(inputs, kOptions));
+  const auto rows = RowsByRequest(PlanStep(inputs, kOptions));
   EXPECT_EQ(rows.at(48), kOptions.logits_rows / 4);
   inputs.back() = Prefilling(4999, 5000);
-  EXPECT_EQ(RowsBySequence(PlanStep(inputs, kOptions)).at(48), 1u);
+  EXPECT_EQ(RowsByRequest(PlanStep(inputs, kOptions)).at(48), 1u);
 }
 
 TEST(PlanStepTest, UncutSpansAreTakenWhole) {
@@ -116,12 +116,12 @@ TEST(PlanStepTest, UncutSpansAreTakenWhole) {
   inputs[4].uncut = spans;
   inputs[4].next = 100;
   inputs[4].served = 1;
-  EXPECT_FALSE(RowsBySequence(PlanStep(inputs, kOptions)).contains(4));
+  EXPECT_FALSE(RowsByRequest(PlanStep(inputs, kOptions)).contains(4));
   for (size_t i = 0; i < 4; ++i) inputs[i].served = 2;
-  EXPECT_EQ(RowsBySequence(PlanStep(inputs, kOptions)).at(4), 256u);
+  EXPECT_EQ(RowsByRequest(PlanStep(inputs, kOptions)).at(4), 256u);
 }
 
-// Sequences that come, run and go, chosen by someone who means harm. Each one
+// Requests that come, run and go, chosen by someone who means harm. Each one
 // must get rows within as many steps as there are others of its kind, counted
 // when it was served last.
 class Crowd {
@@ -145,7 +145,7 @@ class Crowd {
       --w.left;
     }
     for (const PlannedSlice& slice : plan) {
-      PlanInput& input = waits_[slice.sequence].input;
+      PlanInput& input = waits_[slice.request].input;
       ASSERT_EQ(slice.begin, input.next);
       ASSERT_LE(slice.end, input.target);
       if (input.decoding) {
@@ -159,7 +159,7 @@ class Crowd {
         input = Decoding(input.next, 1 + rng_() % 8);
         input.served = step_;
       }
-      waits_[slice.sequence].left = Bound(input) + 1;
+      waits_[slice.request].left = Bound(input) + 1;
     }
     EXPECT_LE(rows, options_.step_rows);
     EXPECT_LE(logits, options_.logits_rows);
@@ -223,7 +223,7 @@ TEST(PlanStepTest, GuessesLeaveRowsToPrompts) {
     const std::vector<PlanInput> inputs = {
         Decoding(9, 1 + MaxGuesses(options)), Prefilling(0, 100)};
     const auto plan = PlanStep(inputs, options);
-    EXPECT_TRUE(RowsBySequence(plan).contains(1)) << step_rows;
+    EXPECT_TRUE(RowsByRequest(plan).contains(1)) << step_rows;
     EXPECT_LE(Rows(plan), step_rows);
   }
   EXPECT_EQ(MaxGuesses(kOptions), kOptions.max_guesses);

@@ -1,11 +1,13 @@
-// Sequences without a model and without threads: rows are made up, and whoever
+// Requests without a model and without threads: rows are made up, and whoever
 // takes them says what is wanted.
 
-#include "engine/sequence.h"
+#include "engine/request.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -14,11 +16,12 @@
 
 #include "base/error.h"
 #include "cache/filled_cache.h"
+#include "engine/drafter.h"
+#include "engine/speculation.h"
 
 namespace gkv {
 namespace {
 
-using State = Sequence::State;
 using Tokens = std::vector<int32_t>;
 
 constexpr size_t kVocab = 40;
@@ -70,7 +73,7 @@ class Guesses : public Drafter {
   const Tokens tokens_;
 };
 
-class SequenceTest : public ::testing::Test {
+class RequestTest : public ::testing::Test {
  protected:
   std::shared_ptr<TokenStream> NewStream(size_t prompt, bool streamed = false) {
     Tokens tokens(prompt);
@@ -79,45 +82,57 @@ class SequenceTest : public ::testing::Test {
         cache_, cache_->Lock(), tokens, TokenStream::Options{streamed});
   }
 
-  Sequence& Make(Sequence::Parts parts) {
-    sequence_ = std::make_unique<Sequence>(std::move(parts));
-    return *sequence_;
+  Request& Make(Request::Parts parts) {
+    request_ = std::make_unique<Request>(std::move(parts));
+    return *request_;
   }
 
-  PlanInput ToPlan(Sequence& s, size_t max_guesses = 7) {
-    s.Draft(max_guesses);
-    s.KeepGuesses(s.proposed().size());
+  // Has it guessed for, whether that pays or not.
+  const Candidate& Guess(Request& s, size_t max_guesses = 7) {
+    speculation_.Guess(std::array{&s.ToGuess(max_guesses)});
+    side_work_.Wait();
+    return s.ToGuess(max_guesses);
+  }
+
+  PlanInput ToPlan(Request& s, size_t max_guesses = 7) {
+    if (s.runnable()) Guess(s, max_guesses);
     return s.ToPlan();
   }
 
   // One step over as much as is there, at most `rows` rows.
-  void Step(Sequence& s, size_t rows = 100) {
+  void Step(Request& s, size_t rows = 100) {
     const PlanInput input = ToPlan(s);
     const size_t end = std::min(input.target, input.next + rows);
     StepSlice slice = s.Prepare({0, input.next, end}, kVocab, 8);
     values_.assign(slice.output.rows * kVocab, 0);
     slice.output.data = values_.data();
-    if (s.has_constraint()) s.ComputeMasks(slice);
+    if (!slice.masks.empty()) s.ComputeMasks(slice);
     s.TakeRows(slice, nullptr);
-    s.Conclude();
+    s.Conclude(slice);
   }
 
   std::shared_ptr<BlockPool> pool_ = BlockPool::Create();
   std::shared_ptr<KVCache> cache_ = std::make_shared<KVCache>(
       FilledLayout(KvDtype::kBF16, 16),
       CacheOptions{.capacity_tokens = 100, .pool = pool_}, "");
-  std::unique_ptr<Sequence> sequence_;
+  std::unique_ptr<Request> request_;
   std::vector<float> values_;
+  std::atomic<size_t> asked_ = 0;  // of Forces
+  const Model target_ = {};
+  ThreadPool threads_{1};
+  SideWork side_work_{this};
+  Speculation speculation_{
+      target_, threads_, {.always_guess = true}, side_work_};
 };
 
-TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
+TEST_F(RequestTest, WaitsPrefillsDecodesEnds) {
   const auto stream = NewStream(20);
-  Sequence& s = Make({.stream = stream,
+  Request& s = Make({.stream = stream,
                       .consumer = std::make_unique<Script>(Tokens{7, 8, 9})});
-  EXPECT_EQ(s.state(), State::kWaiting);
+  EXPECT_TRUE(s.is<Request::Waiting>());
   EXPECT_FALSE(s.runnable());
   s.Start();
-  EXPECT_EQ(s.state(), State::kPrefilling);
+  EXPECT_TRUE(s.is<Request::Prefilling>());
   EXPECT_TRUE(s.runnable());
   PlanInput input = ToPlan(s);
   EXPECT_EQ(input.next, 0u);
@@ -125,10 +140,10 @@ TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
   EXPECT_EQ(input.logits_begin, 19u);
   EXPECT_FALSE(input.decoding);
   Step(s, 12);
-  EXPECT_EQ(s.state(), State::kPrefilling);
+  EXPECT_TRUE(s.is<Request::Prefilling>());
   EXPECT_EQ(ToPlan(s).next, 12u);
   Step(s);
-  EXPECT_EQ(s.state(), State::kDecoding);
+  EXPECT_TRUE(s.is<Request::Decoding>());
   input = ToPlan(s);
   EXPECT_EQ(input.next, 20u);
   EXPECT_EQ(input.target, 21u);
@@ -136,7 +151,7 @@ TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
   EXPECT_FALSE(cache_->TryLock());
   Step(s);
   Step(s);
-  EXPECT_EQ(s.state(), State::kEnded);
+  EXPECT_TRUE(s.is<Request::Ended>());
   EXPECT_EQ(stream->Result().token_ids, (Tokens{7, 8, 9}));
   EXPECT_EQ(stream->Result().finish_reason, FinishReason::kLength);
   EXPECT_EQ(cache_->length(), 23u);
@@ -145,12 +160,14 @@ TEST_F(SequenceTest, WaitsPrefillsDecodesEnds) {
 
 // Allows everything, and says that it forces given tokens.
 struct Forces : Constraint {
-  explicit Forces(Tokens tokens) : tokens(std::move(tokens)) {}
+  Forces(Tokens tokens, std::atomic<size_t>* asked)
+      : tokens(std::move(tokens)), asked(asked) {}
   bool ComputeMask(std::span<uint32_t> mask) override {
     std::fill(mask.begin(), mask.end(), ~uint32_t{0});
     return false;
   }
   size_t Forced(std::span<int32_t> found) override {
+    ++*asked;
     const size_t count = std::min(found.size(), tokens.size());
     std::copy_n(tokens.begin(), count, found.begin());
     return count;
@@ -158,12 +175,13 @@ struct Forces : Constraint {
   void Accept(int32_t) override {}
   void Rollback(size_t) override {}
   std::unique_ptr<Constraint> Clone() const override {
-    return std::make_unique<Forces>(tokens);
+    return std::make_unique<Forces>(tokens, asked);
   }
   const Tokens tokens;
+  std::atomic<size_t>* const asked;  // how often
 };
 
-TEST_F(SequenceTest, WhatIsForcedComesBeforeWhatIsGuessed) {
+TEST_F(RequestTest, WhatIsForcedComesBeforeWhatIsGuessed) {
   struct Case {
     Tokens guessed, forced, expected;
   };
@@ -177,55 +195,50 @@ TEST_F(SequenceTest, WhatIsForcedComesBeforeWhatIsGuessed) {
        }) {
     cache_->Truncate(0);
     const auto stream = NewStream(20);
-    Sequence& s = Make({.stream = stream,
+    Request& s = Make({.stream = stream,
                         .consumer = std::make_unique<Script>(Tokens(10, 3)),
-                        .constraint = std::make_unique<Forces>(c.forced),
-                        .forces = true,
-                        .drafter = std::make_shared<Guesses>(c.guessed)});
+                        .constraint =
+                            std::make_unique<Forces>(c.forced, &asked_),
+                        .guessed_by = {
+                            .drafter = std::make_shared<Guesses>(c.guessed),
+                            .forced = true}});
     s.Start();
-    EXPECT_FALSE(s.AskForced(5)) << "nothing of its own follows yet";
+    EXPECT_TRUE(Guess(s, 5).proposed.empty())
+        << "nothing of its own follows yet";
     Step(s);
-    EXPECT_EQ(s.AskForced(5), true);
-    s.ComputeForced();
-    s.Draft(5);
-    s.GuessForced();
     Tokens ids;
-    for (const DraftGuess& guess : s.proposed()) {
+    for (const DraftGuess& guess : Guess(s, 5).proposed) {
       ids.push_back(guess.id);
       EXPECT_EQ(guess.right, 1);
     }
     EXPECT_EQ(ids, c.expected);
     // It waits for its turn: these are its guesses still.
-    EXPECT_FALSE(s.AskForced(5));
-    s.Draft(5);
-    EXPECT_EQ(s.proposed().size(), c.expected.size());
+    asked_ = 0;
+    EXPECT_EQ(Guess(s, 5).guesses().size(), c.expected.size());
+    EXPECT_EQ(asked_, 0u);
     Step(s);
-    EXPECT_TRUE(s.AskForced(5)) << "another token was said";
+    Guess(s, 5);
+    EXPECT_EQ(asked_, 1u) << "another token was said";
     s.Settle(FinishReason::kCancelled);
   }
 }
 
-TEST_F(SequenceTest, NoMoreIsForcedThanThereIsRoomFor) {
+TEST_F(RequestTest, NoMoreIsForcedThanThereIsRoomFor) {
   const Tokens forced(30, 5);
   const auto most = [&](size_t prompt, bool forces) {
     cache_->Truncate(0);
     const auto stream = NewStream(prompt);
     GenerateOptions options;
     options.max_tokens = 4;
-    Sequence& s = Make(
+    Request& s = Make(
         {.stream = stream,
          .consumer = std::make_unique<TokenSampler>(
              options, 1, Tokens(), true, Tokens(), nullptr),
-         .constraint = std::make_unique<Forces>(forced),
-         .forces = forces});
+         .constraint = std::make_unique<Forces>(forced, &asked_),
+         .guessed_by = {.forced = forces}});
     s.Start();
     Step(s);
-    size_t count = 0;
-    if (s.AskForced(15)) {
-      s.ComputeForced();
-      s.GuessForced();
-      count = s.proposed().size();
-    }
+    const size_t count = Guess(s, 15).guesses().size();
     s.Settle(FinishReason::kCancelled);
     return count;
   };
@@ -235,19 +248,19 @@ TEST_F(SequenceTest, NoMoreIsForcedThanThereIsRoomFor) {
   EXPECT_EQ(most(20, false), 0u);
 }
 
-TEST_F(SequenceTest, APromptAlone) {
+TEST_F(RequestTest, APromptAlone) {
   const auto stream = NewStream(20);
-  Sequence& s = Make({.stream = stream});
+  Request& s = Make({.stream = stream});
   s.Start();
   Step(s);
-  EXPECT_EQ(s.state(), State::kEnded);
+  EXPECT_TRUE(s.is<Request::Ended>());
   EXPECT_EQ(cache_->length(), 20u);
   EXPECT_EQ(cache_->next_position(), 20u);
 }
 
-TEST_F(SequenceTest, WaitsForItsReader) {
+TEST_F(RequestTest, WaitsForItsReader) {
   const auto stream = NewStream(20, true);
-  Sequence& s =
+  Request& s =
       Make({.stream = stream,
             .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10})});
   s.Start();
@@ -255,7 +268,7 @@ TEST_F(SequenceTest, WaitsForItsReader) {
   EXPECT_TRUE(s.runnable());
   Step(s);
   EXPECT_FALSE(s.runnable());
-  EXPECT_EQ(s.state(), State::kDecoding);
+  EXPECT_TRUE(s.is<Request::Decoding>());
   EXPECT_EQ(stream->NextEvent()->token_id, 7);
   EXPECT_TRUE(s.runnable());
   Step(s);
@@ -268,15 +281,16 @@ TEST_F(SequenceTest, WaitsForItsReader) {
   EXPECT_EQ(stream->Result().token_ids, Tokens{7});
 }
 
-TEST_F(SequenceTest, AnErrorAfterDeliveredTokensStaysWhatItIs) {
+TEST_F(RequestTest, AnErrorAfterDeliveredTokensStaysWhatItIs) {
   const auto stream = NewStream(20, true);
-  Sequence& s =
+  Request& s =
       Make({.stream = stream,
             .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10})});
   s.Start();
   Step(s);
   EXPECT_EQ(stream->NextEvent()->token_id, 7);
-  s.Fail(std::make_exception_ptr(CorruptFile("weights of layer 3 are damaged")));
+  s.Fail(
+      std::make_exception_ptr(CorruptFile("weights of layer 3 are damaged")));
   try {
     stream->Result();
     ADD_FAILURE();
@@ -289,7 +303,7 @@ TEST_F(SequenceTest, AnErrorAfterDeliveredTokensStaysWhatItIs) {
 
 // As that of a Python exception: whoever has the interpreter's lock may be
 // asking the stream something.
-TEST_F(SequenceTest, AnErrorThatNobodyGetsIsDestroyedBehindNoLock) {
+TEST_F(RequestTest, AnErrorThatNobodyGetsIsDestroyedBehindNoLock) {
   const auto stream = NewStream(20);
   struct AsksAtItsEnd {
     std::shared_ptr<bool> asked;
@@ -306,11 +320,11 @@ TEST_F(SequenceTest, AnErrorThatNobodyGetsIsDestroyedBehindNoLock) {
   EXPECT_TRUE(*asked);
 }
 
-TEST_F(SequenceTest, ReadersOfManyStreamsSayWhenTheyHaveReadAll) {
+TEST_F(RequestTest, ReadersOfManyStreamsSayWhenTheyHaveReadAll) {
   const auto stream = NewStream(20, true);
   size_t told = 0;
   stream->set_on_change([&] { ++told; });
-  Sequence& s =
+  Request& s =
       Make({.stream = stream,
             .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10})});
   s.Start();
@@ -333,19 +347,19 @@ TEST_F(SequenceTest, ReadersOfManyStreamsSayWhenTheyHaveReadAll) {
   stream->set_on_change({});
 }
 
-TEST_F(SequenceTest, GivesItsBlocksBackAndComesBack) {
+TEST_F(RequestTest, GivesItsBlocksBackAndComesBack) {
   const auto stream = NewStream(20);
-  Sequence& s = Make({.stream = stream,
+  Request& s = Make({.stream = stream,
                       .consumer = std::make_unique<Script>(Tokens{7, 8, 9})});
   s.Start();
   Step(s);
   Step(s);
-  EXPECT_TRUE(s.holds_computed());
+  EXPECT_TRUE(s.holds_blocks());
   EXPECT_GT(pool_->bytes_in_use(), 0u);
   s.Preempt();
-  EXPECT_EQ(s.state(), State::kPreempted);
+  EXPECT_TRUE(s.is<Request::Preempted>());
   EXPECT_FALSE(s.runnable());
-  EXPECT_FALSE(s.holds_computed());
+  EXPECT_FALSE(s.holds_blocks());
   EXPECT_EQ(pool_->bytes_in_use(), 0u);
   EXPECT_EQ(cache_->length(), 22u);
   s.Start();
@@ -361,11 +375,11 @@ TEST_F(SequenceTest, GivesItsBlocksBackAndComesBack) {
   EXPECT_EQ(stream->Result().token_ids, (Tokens{7, 8, 9}));
 }
 
-TEST_F(SequenceTest, RowsThatWereWrittenAreNotWrittenAgain) {
+TEST_F(RequestTest, RowsThatWereWrittenAreNotWrittenAgain) {
   const auto stream = NewStream(20);
   std::vector<float> out(20 * kVocab);
   const RowOutput output{RowOutput::kLogits, 20, out.data()};
-  Sequence& s = Make({.stream = stream,
+  Request& s = Make({.stream = stream,
                       .consumer = std::make_unique<RowWriter>(output),
                       .output_rows = 20});
   s.Start();
@@ -380,13 +394,13 @@ TEST_F(SequenceTest, RowsThatWereWrittenAreNotWrittenAgain) {
   EXPECT_EQ(slice.output.data, out.data() + 12 * kVocab);
 }
 
-TEST_F(SequenceTest, GuessesCountAsFarAsTheyAreRight) {
+TEST_F(RequestTest, GuessesCountAsFarAsTheyAreRight) {
   const auto stream = NewStream(20);
   const auto drafter = std::make_shared<Guesses>(Tokens{8, 9, 11, 12});
-  Sequence& s = Make(
+  Request& s = Make(
       {.stream = stream,
        .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10, 11, 12, 13}),
-       .drafter = drafter});
+       .guessed_by = {.drafter = drafter}});
   s.Start();
   Step(s);
   EXPECT_EQ(ToPlan(s).target, 25u);
@@ -402,34 +416,35 @@ TEST_F(SequenceTest, GuessesCountAsFarAsTheyAreRight) {
   EXPECT_EQ(drafter->seen, cache_->tokens());
 }
 
-TEST_F(SequenceTest, GuessesStayWithinTheCapacity) {
+TEST_F(RequestTest, GuessesStayWithinTheCapacity) {
   const auto stream = NewStream(97);
-  Sequence& s =
+  Request& s =
       Make({.stream = stream,
             .consumer = std::make_unique<Script>(Tokens{7, 8, 9, 10, 11}),
-            .drafter = std::make_shared<Guesses>(Tokens{8, 9, 10, 11})});
+            .guessed_by = {
+                .drafter = std::make_shared<Guesses>(Tokens{8, 9, 10, 11})}});
   s.Start();
   Step(s);
   EXPECT_EQ(ToPlan(s).target, 99u);
   Step(s);
-  EXPECT_EQ(s.state(), State::kEnded);
+  EXPECT_TRUE(s.is<Request::Ended>());
   EXPECT_EQ(cache_->length(), 100u);
   EXPECT_EQ(stream->Result().token_ids, (Tokens{7, 8, 9}));
 }
 
-TEST_F(SequenceTest, AFailureOfItsConsumerRestores) {
+TEST_F(RequestTest, AFailureOfItsConsumerRestores) {
   const auto stream = NewStream(20);
-  Sequence& s = Make(
+  Request& s = Make(
       {.stream = stream, .consumer = std::make_unique<Script>(Tokens{})});
   s.Start();
   Step(s);
-  EXPECT_EQ(s.state(), State::kEnded);
+  EXPECT_TRUE(s.is<Request::Ended>());
   EXPECT_THROW(stream->Result(), InvalidArgument);
   EXPECT_EQ(cache_->length(), 0u);
   EXPECT_EQ(pool_->bytes_in_use(), 0u);
 }
 
-TEST_F(SequenceTest, ABatchWaitsForItsLast) {
+TEST_F(RequestTest, ABatchWaitsForItsLast) {
   const auto batch = std::make_shared<Batch>();
   const auto first = NewStream(20);
   const auto one = cache_;
@@ -437,27 +452,27 @@ TEST_F(SequenceTest, ABatchWaitsForItsLast) {
       FilledLayout(KvDtype::kBF16, 16),
       CacheOptions{.capacity_tokens = 100, .pool = pool_}, "");
   const auto second = NewStream(10);
-  Sequence a({.stream = first, .batch = batch});
-  Sequence b({.stream = second, .batch = batch});
+  Request a({.stream = first, .batch = batch});
+  Request b({.stream = second, .batch = batch});
   a.Start();
   b.Start();
   Step(a);
   a.EndSettled();
-  EXPECT_EQ(a.state(), State::kSettled);
+  EXPECT_TRUE(a.is<Request::Settled>());
   EXPECT_FALSE(first->done());
   b.Fail(std::make_exception_ptr(InvalidArgument("mine")));
   a.EndSettled();
-  EXPECT_EQ(a.state(), State::kEnded);
+  EXPECT_TRUE(a.is<Request::Ended>());
   EXPECT_THROW(first->Result(), InvalidArgument);
   EXPECT_EQ(one->length(), 0u);
 }
 
 // One that was never driven leaves no trace.
-TEST_F(SequenceTest, LettingGoUndoes) {
+TEST_F(RequestTest, LettingGoUndoes) {
   {
     const auto stream = NewStream(20);
     Make({.stream = stream});
-    sequence_.reset();
+    request_.reset();
     EXPECT_EQ(cache_->length(), 20u);
   }
   EXPECT_EQ(cache_->length(), 0u);
