@@ -38,12 +38,12 @@ DraftModel::DraftModel(std::shared_ptr<const Model> model, const Model& target,
 
 // ---- What it knows of conversations ----
 
-// Tokens that both begin with.
-size_t DraftModel::Common(const KVCache& a, const KVCache& b) {
+// How many tokens both begin with; those before `begin` are known to be equal.
+size_t DraftModel::Common(const KVCache& a, const KVCache& b, size_t begin) {
   constexpr size_t kPiece = 256;
   const size_t most = std::min(a.length(), b.length());
   std::array<int32_t, kPiece> of_a, of_b;
-  for (size_t begin = 0; begin < most; begin += kPiece) {
+  for (; begin < most; begin += kPiece) {
     const size_t count = std::min(kPiece, most - begin);
     a.CopyTokens(begin, {of_a.data(), count});
     b.CopyTokens(begin, {of_b.data(), count});
@@ -64,7 +64,7 @@ std::shared_ptr<DraftConversation> DraftModel::MostAlike(
   common = kWorthSharing - 1;
   for (const auto& known : known_) {
     if (known->tenant != candidate.sources.tenant) continue;
-    const size_t count = std::min(Common(*known->cache, *candidate.cache),
+    const size_t count = std::min(Common(*known->cache, *candidate.cache, 0),
                                   known->cache->computed());
     if (count > common) {
       best = known;
@@ -108,31 +108,22 @@ void DraftModel::Follow(Candidate& candidate) {
   const size_t length = candidate.cache->length();
   c.used = ++uses_;
   Judge(candidate);
-  std::vector<int32_t> added(length - c.known);
-  candidate.cache->CopyTokens(c.known, added);
-  const size_t guessed = cache.length() - c.known;  // tokens of the cache
-  size_t common = 0;
-  if (guessed > 0) {
-    std::vector<int32_t> tokens(guessed);
-    cache.CopyTokens(c.known, tokens);
-    while (common < std::min(guessed, added.size()) &&
-           tokens[common] == added[common]) {
-      ++common;
-    }
-  }
-  if (common < guessed) {
-    const Truncation cut = cache.Truncate(c.lock, c.known + common);
-    if (c.before_guesses && cut.replay_tokens > common) {
+  size_t kept = Common(cache, *candidate.cache, c.known);
+  if (kept < cache.length()) {
+    const Truncation cut = cache.Truncate(c.lock, kept);
+    if (c.before_guesses && cut.replay_tokens > kept - c.known) {
       cache.Adopt(c.lock, *std::move(c.before_guesses));
-      common = 0;
+      kept = c.known;
     }
     c.moved = true;
   }
   c.before_guesses.reset();
-  c.known += common;
+  c.known = kept;
   // A turn ended here: that is where it may be taken back to.
   if (std::exchange(c.ended, false)) cache.MakeCheckpoint(c.lock);
-  cache.Append(c.lock, std::span(added).subspan(common));
+  std::vector<int32_t> added(length - kept);
+  candidate.cache->CopyTokens(kept, added);
+  cache.Append(c.lock, added);
   c.known = length;
   if (std::exchange(c.moved, false)) c.next = cache.next_position_for_logits();
 }
@@ -325,7 +316,7 @@ void DraftModel::Offer(std::span<Candidate* const> requests,
   }
 }
 
-// Those of whom no guess is planned take part in the first round now and then,
+// A request without a planned guess takes part in the first round now and then,
 // for what is to be learned from it.
 void DraftModel::MakeGuesses(const GuessCosts& costs) {
   std::vector<Slice> members;

@@ -57,10 +57,6 @@ class DraftModel : public ModelDrafter {
   DraftModel(std::shared_ptr<const Model> model, const Model& target,
              ThreadPool& pool, size_t cache_bytes, DraftWork& work);
 
-  // Conversations that are kept, and bytes of their keys and values.
-  size_t kept() const { return known_.size(); }
-  size_t bytes_in_use() const { return cache_pool_->bytes_in_use(); }
-
  private:
   using Conversation = DraftConversation;
 
@@ -83,7 +79,7 @@ class DraftModel : public ModelDrafter {
   void Begin(Candidate& candidate);
   std::shared_ptr<Conversation> MostAlike(const Candidate& candidate,
                                           size_t& common) const;
-  static size_t Common(const KVCache& a, const KVCache& b);
+  static size_t Common(const KVCache& a, const KVCache& b, size_t begin);
   void Follow(Candidate& candidate);
   void GiveUp(Conversation& conversation) noexcept;
   bool DropOldest() noexcept;

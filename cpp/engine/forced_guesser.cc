@@ -67,7 +67,7 @@ void ForcedGuesser::Ask(std::span<Candidate* const> round,
     // The others do without.
   }
   if (asked_.empty()) return;
-  // Where there is time for some of them, not always for the same.
+  // There may be time for some of them alone: not always for the same.
   std::rotate(asked_.begin(),
               asked_.begin() + static_cast<ptrdiff_t>(turn_++ % asked_.size()),
               asked_.end());

@@ -14,7 +14,7 @@
 
 namespace gkv {
 
-// Where each n-gram of a growing text stood last. Takes 5 to 16 bytes per
+// Finds where each n-gram of a growing text stood last. Takes 5 to 16 bytes per
 // token.
 class NgramIndex {
  public:
@@ -25,12 +25,12 @@ class NgramIndex {
   // call takes time for `most`, but for clearing that room. Throws
   // std::bad_alloc.
   void Update(std::span<const int32_t> text, size_t most);
-  // The position behind the last n-gram that is indexed and equal to the last
+  // The position after the last n-gram that is indexed and equal to the last
   // one of `text`; 0 if there is none.
   size_t Find(std::span<const int32_t> text) const;
 
  private:
-  // Of the n-gram that ends at `end`, or of the empty slot for it.
+  // The slot of the n-gram that ends at `end`, or the empty one for it.
   size_t SlotOf(std::span<const int32_t> text, size_t end) const;
 
   size_t n_;
@@ -65,7 +65,7 @@ class LookupDrafter : public Drafter {
 
  private:
   using Source = LookupShares::Source;
-  // What stands behind it is expected to follow now.
+  // Where the last tokens stood before: what follows there is expected now.
   struct Match {
     Source source = Source::kOwn;
     size_t length = 0;  // 0: none
@@ -78,8 +78,8 @@ class LookupDrafter : public Drafter {
   void Write(size_t most);
   void Learn(std::span<const int32_t> added);
   void FindMatch();
-  double Right(const Match& match, size_t behind) const {
-    return shares_.Right(match.source, match.length + behind);
+  double Right(const Match& match, size_t after) const {
+    return shares_.Right(match.source, match.length + after);
   }
   size_t MatchLength(size_t end) const;
 

@@ -30,7 +30,7 @@ const LookupHistory::Text* LookupHistory::Of(uint32_t number) const {
   return const_cast<LookupHistory*>(this)->Of(number);
 }
 
-// Of those that are there.
+// Drops the oldest text.
 void LookupHistory::DropOldest() {
   if (Text* text = Of(oldest_)) {
     tokens_ -= text->tokens.size();
@@ -67,7 +67,7 @@ bool LookupHistory::Append(uint32_t number, std::span<const int32_t> tokens) {
   return true;
 }
 
-// The rest is not worth finding: nothing stands behind it.
+// The rest is not worth finding: nothing follows it.
 void LookupHistory::End(uint32_t number) noexcept {
   if (Text* text = Of(number)) {
     Index(*text, text->tokens.size() - std::min<size_t>(1, text->tokens.size()));

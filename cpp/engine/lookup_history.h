@@ -48,7 +48,7 @@ class LookupHistory {
   static constexpr size_t kMaxTexts = 256;
   // Longer matches are not told apart.
   static constexpr size_t kMaxMatch = 32;
-  // An n-gram is found once so many tokens stand behind it.
+  // An n-gram is found once so many tokens follow it.
   static constexpr size_t kBehind = 16;
 
   // A place in a text.

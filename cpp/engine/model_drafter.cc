@@ -39,7 +39,7 @@ void ModelDrafter::Guarded(const Function& function) noexcept {
   try {
     function();
   } catch (const std::bad_alloc&) {
-    // Those that have no guesses do without.
+    // Requests without guesses do without.
   } catch (...) {
     for (Candidate* const c : requests_) {
       c->error = std::current_exception();
@@ -124,7 +124,7 @@ double ModelDrafter::RoundSeconds(size_t requests, double step_s) const {
   const size_t at = std::min(requests, kMaxRequests) - 1;
   const auto known = [this](size_t i) { return rounds_[i].seconds(); };
   if (known(at) > 0) return known(at);
-  // Of the nearest number that is known, more taking longer.
+  // That of the nearest number that is known; more requests take longer.
   for (size_t i = at; i-- > 0;) {
     if (known(i) > 0) {
       return known(i) * (1 + 0.05 * static_cast<double>(at - i));

@@ -6,7 +6,7 @@
 
 namespace gkv {
 
-// Of an n-gram, for hash tables in memory.
+// A hash of an n-gram, for hash tables in memory.
 inline uint64_t HashOfTokens(std::span<const int32_t> tokens) {
   uint64_t hash = 0;
   for (const int32_t token : tokens) {

@@ -63,8 +63,8 @@ GuessCosts Speculation::CostsOf(std::span<Candidate* const> round,
   return costs;
 }
 
-// Of those that requests name. A request for whose model there is no memory
-// does without.
+// Makes the models that requests name. A request does without one for which
+// there is no memory.
 void Speculation::MakeModels(std::span<Candidate* const> round) {
   for (const Candidate* const c : round) {
     const std::shared_ptr<const Model>& model = c->sources.model;

@@ -23,7 +23,7 @@ class StepTimes {
   // Other conversations decode from now on: their steps may take longer or
   // shorter.
   void Restart();
-  // Of a step of so many sequences without guesses; 0 where that is not known.
+  // The time of a step of so many sequences without guesses; 0: not known.
   double Seconds(size_t sequences) const;
   // Fills `extra` as GuessCosts has it, and returns how many it knows of: none
   // before a few steps without guesses.

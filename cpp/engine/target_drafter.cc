@@ -59,7 +59,7 @@ void TargetDrafter::Offer(std::span<Candidate* const> requests,
   }
 }
 
-// Of those of whom no guess is planned one is made now and then, which is not
+// For a request without a planned guess one is made now and then, which is not
 // proposed, to see whether it would be right.
 void TargetDrafter::MakeGuesses(const GuessCosts& costs) {
   const double try_s = RoundSeconds(1, costs.step);
