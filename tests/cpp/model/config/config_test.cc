@@ -838,6 +838,23 @@ TEST(ConfigTest, BadFilesAreRefusedWithTheKey) {
   EXPECT_NE(message(eos).find("eos_token_id"), std::string::npos);
 }
 
+// Ollama's files of EmbeddingGemma call it a Gemma 3.
+TEST(ConfigTest, ErrorsNameTheKeyThatTheFileHas) {
+  ModelConfig table = ConfigOf(ModelType::kEmbeddingGemma_300M);
+  table.architecture = "gemma3";
+  const std::vector<uint8_t> value(4);
+  GgufBuilder builder = BuilderFor(table);
+  builder.Set("gemma3.pooling_type", uint32_t{1})
+      .AddRaw("dense_2.weight", 99, {768, 3072}, value);
+  EXPECT_EQ(Load(builder).name, "embeddinggemma-300m");
+  try {
+    Load(builder.Set("gemma3.rope.scaling.type", "yarn"));
+    FAIL();
+  } catch (const Mismatch& error) {
+    EXPECT_TRUE(Says(error.what(), {"gemma3.rope.scaling.type", "'yarn'"}));
+  }
+}
+
 TEST(ConfigTest, ValidateNamesTheField) {
   const auto refused = [](const char* field,
                           const std::function<void(ModelConfig&)>& change) {
