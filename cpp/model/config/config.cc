@@ -87,11 +87,11 @@ void CheckExperts(const ModelConfig& config, const Family& family) {
           config.architecture, " model");
   Require(used >= 1 && used <= count, "experts_used", used, "1..", count,
           ", the num_experts");
-  Require(width >= kRowGroup && width % kRowGroup == 0, "expert_ffn_dim",
-          width, "a multiple of ", kRowGroup);
+  Require(width >= kRowGroup && width % kRowGroup == 0, "expert_ffn_dim", width,
+          "a multiple of ", kRowGroup);
   Require(config.hidden_size % kRowGroup == 0, "hidden_size",
-          config.hidden_size, "a multiple of ", kRowGroup,
-          " with num_experts ", count);
+          config.hidden_size, "a multiple of ", kRowGroup, " with num_experts ",
+          count);
 }
 
 void CheckEmbeddings(const ModelConfig& config) {

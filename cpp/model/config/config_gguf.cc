@@ -205,10 +205,10 @@ void ReadKinds(const MetadataReader& read, ModelConfig& config) {
   constexpr const char* kPattern = "attention.sliding_window_pattern";
   if (const auto slides = read.Flags(kPattern)) {
     if (slides->size() != config.num_layers()) {
-      throw CorruptFile(StrCat(
-          read.file().path(), ": sliding_window_pattern has ", slides->size(),
-          " entries, expected one for each of ", config.num_layers(),
-          " layers"));
+      throw CorruptFile(StrCat(read.file().path(),
+                               ": sliding_window_pattern has ", slides->size(),
+                               " entries, expected one for each of ",
+                               config.num_layers(), " layers"));
     }
     for (size_t i = 0; i < slides->size(); ++i) {
       config.layers[i].kind =

@@ -194,10 +194,9 @@ std::vector<FieldDifference> CompareWithNamed(const ModelConfig& config) {
                          NumberAt(values, i) != NumberAt(expected, i)
                    : reads || field.at.type != Field::Type::kReal;
       if (!differs) continue;
-      found.push_back({field.name,
-                       by_layer ? std::optional<size_t>(i) : std::nullopt,
-                       AsText(NumberAt(values, i)),
-                       AsText(NumberAt(expected, i))});
+      found.push_back(
+          {field.name, by_layer ? std::optional<size_t>(i) : std::nullopt,
+           AsText(NumberAt(values, i)), AsText(NumberAt(expected, i))});
       break;
     }
   }

@@ -72,8 +72,8 @@ struct Field {
   std::vector<double> Get(const ModelConfig& config) const;
   // Of the first layer that reads it; nullopt if none does.
   std::optional<double> First(const ModelConfig& config) const;
-  // Takes one number or one for each layer. The number of layers and their kinds
-  // are to be set before what layers differ in. Requires: Check passes.
+  // Takes one number or one for each layer. The number of layers and their
+  // kinds are to be set before what layers differ in. Requires: Check passes.
   void Set(ModelConfig& config, std::span<const double> values) const;
   // Throws InvalidArgument, calling the field `name`, unless these are whole
   // numbers if it is a size, in its range, and as many as Set takes.

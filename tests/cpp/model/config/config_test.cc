@@ -505,6 +505,16 @@ TEST(ConfigTest, LayersMayDiffer) {
   EXPECT_EQ(refused(values), "heads of layer 7 is 5000, expected 1..4096");
 }
 
+TEST(ConfigTest, TheFirstValueIsOfALayerThatReadsTheField) {
+  const ModelConfig& gemma4 = ConfigOf(ModelType::kGemma4_31B);
+  EXPECT_EQ(FieldNamed("head_dim").First(gemma4), 256);
+  EXPECT_EQ(FieldNamed("rope_base_full").First(gemma4), 1e6);
+  EXPECT_EQ(FieldNamed("query_scale").First(gemma4), 1);
+  EXPECT_EQ(FieldNamed("rope_base_full")
+                .First(ConfigOf(ModelType::kRecurrentGemma_2B)),
+            std::nullopt);
+}
+
 // Arrays with a number for each layer, as files of later families have.
 TEST(ConfigTest, FilesMayStateANumberForEachLayer) {
   const ModelConfig& table = ConfigOf(ModelType::kGemma3_270M);
