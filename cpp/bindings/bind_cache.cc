@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/bytes.h"
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "cache/snapshot.h"
@@ -10,6 +11,8 @@
 
 namespace gkv {
 namespace {
+
+constexpr const char* kDtypeNames[] = {"f32", "bf16", "int8"};
 
 const KvLayerSpec& LayerOf(const KVCache& cache, size_t layer) {
   const std::vector<KvLayerSpec>& layers = cache.layout().layers();
@@ -28,11 +31,8 @@ auto ByLayer(Fn fn) {
 py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
   const KvLayerSpec& spec = LayerOf(cache, layer);
   if (spec.kind == LayerKind::kRecurrent) return ArrayOf<float>({}, {0, 0, 0});
-  std::vector<float> copy;
-  {
-    const GilReleased no_gil;
-    copy = cache.CopyLayer(layer, values);
-  }
+  std::vector<float> copy =
+      WithoutGil([&] { return cache.CopyLayer(layer, values); });
   const size_t tokens = copy.size() / (spec.kv_heads * spec.head_dim);
   return ArrayOf(std::move(copy), {tokens, spec.kv_heads, spec.head_dim});
 }
@@ -68,11 +68,9 @@ std::shared_ptr<KVCache> FromBytes(const py::buffer& data,
                                    const std::optional<std::string>& expected,
                                    std::shared_ptr<BlockPool> pool) {
   const BufferBytes buffer(data);
-  std::shared_ptr<KVCache> cache;
-  {
-    const GilReleased no_gil;
-    cache = KVCache::FromBytes(buffer.bytes(), {.pool = std::move(pool)});
-  }
+  std::shared_ptr<KVCache> cache = WithoutGil([&] {
+    return KVCache::FromBytes(buffer.bytes(), {.pool = std::move(pool)});
+  });
   const Hash128 found = cache->fingerprint();
   if (expected && found != Hash128{} && found.Hex() != *expected) {
     throw OtherFingerprint("the snapshot holds keys and values", found.Hex(),
@@ -114,23 +112,11 @@ void RegisterPool(py::module_& module) {
 }  // namespace
 
 KvDtype DtypeFromName(const std::string& name) {
-  for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBF16, KvDtype::kInt8}) {
-    if (name == NameOf(dtype)) return dtype;
-  }
-  throw InvalidArgument(
-      StrCat("kv_dtype is '", name, "', expected 'f32', 'bf16' or 'int8'"));
+  return EnumFromName<KvDtype>(kDtypeNames, "kv_dtype", name);
 }
 
 const char* NameOf(KvDtype dtype) {
-  switch (dtype) {
-    case KvDtype::kF32:
-      return "f32";
-    case KvDtype::kBF16:
-      return "bf16";
-    case KvDtype::kInt8:
-      return "int8";
-  }
-  return "";
+  return kDtypeNames[static_cast<size_t>(dtype)];
 }
 
 void RegisterCache(py::module_& module) {
@@ -255,12 +241,8 @@ void RegisterCache(py::module_& module) {
       "check_snapshot",
       [](const py::bytes& data) {
         const std::string_view view = data;
-        SnapshotCheck check;
-        {
-          const GilReleased no_gil;
-          check = CheckSnapshot(
-              {reinterpret_cast<const uint8_t*>(view.data()), view.size()});
-        }
+        const SnapshotCheck check =
+            WithoutGil([&] { return CheckSnapshot(AsBytes(view)); });
         py::list sections;
         for (const SnapshotSection& section : check.sections) {
           sections.append(py::make_tuple(section.name, section.offset,

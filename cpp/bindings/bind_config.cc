@@ -30,14 +30,8 @@ void SetKinds(const std::vector<std::string>& names, ModelConfig& config) {
                                  " entries, expected ", config.num_layers()));
   }
   for (size_t i = 0; i < names.size(); ++i) {
-    const auto* const found =
-        std::find(std::begin(kKindNames), std::end(kKindNames), names[i]);
-    if (found == std::end(kKindNames)) {
-      throw InvalidArgument(StrCat("layer_kinds holds '", names[i],
-                                   "', expected 'full', 'sliding' or "
-                                   "'recurrent'"));
-    }
-    config.layers[i].kind = static_cast<LayerKind>(found - kKindNames);
+    config.layers[i].kind =
+        EnumFromName<LayerKind>(kKindNames, "one of layer_kinds", names[i]);
   }
 }
 

@@ -25,48 +25,30 @@ std::string HexOf(std::span<const uint8_t> bytes) {
 }
 
 py::dict Describe(const std::string& path) {
-  FolderReport report;
-  {
-    const GilReleased no_gil;
-    report = DescribeFolder(path);
-  }
+  const FolderReport report = WithoutGil([&] { return DescribeFolder(path); });
   uint64_t entries = 0, bytes = 0;
   py::list groups;
   for (const FolderReport::Group& group : report.groups) {
-    py::dict one;
-    one["salt"] = HexOf(group.salt);
-    one["kind"] = kObjectKinds[static_cast<size_t>(group.kind) - 1];
-    one["entries"] = group.entries;
-    one["bytes"] = group.bytes;
-    groups.append(one);
+    groups.append(
+        py::dict("salt"_a = HexOf(group.salt),
+                 "kind"_a = kObjectKinds[static_cast<size_t>(group.kind) - 1],
+                 "entries"_a = group.entries, "bytes"_a = group.bytes));
     entries += group.entries;
     bytes += group.bytes;
   }
-  py::dict all;
-  all["file_system"] = report.file_system;
-  all["entries"] = entries;
-  all["bytes"] = bytes;
-  all["temporary_files"] = report.temporary_files;
-  all["oldest"] = SecondsOf(report.oldest_ns);
-  all["newest"] = SecondsOf(report.newest_ns);
-  all["groups"] = groups;
-  return all;
+  return py::dict(
+      "file_system"_a = report.file_system, "entries"_a = entries,
+      "bytes"_a = bytes, "temporary_files"_a = report.temporary_files,
+      "oldest"_a = SecondsOf(report.oldest_ns),
+      "newest"_a = SecondsOf(report.newest_ns), "groups"_a = groups);
 }
 
 py::dict Sweep(FolderStore& store) {
-  SweepResult result;
-  {
-    const GilReleased no_gil;
-    result = store.Sweep();
-  }
-  py::dict all;
-  all["swept"] = result.swept;
-  all["removed"] = result.removed;
-  all["removed_bytes"] = result.removed_bytes;
-  all["removed_temporary_files"] = result.removed_temporary;
-  all["entries"] = result.entries;
-  all["bytes"] = result.bytes;
-  return all;
+  const SweepResult result = WithoutGil([&] { return store.Sweep(); });
+  return py::dict("swept"_a = result.swept, "removed"_a = result.removed,
+                  "removed_bytes"_a = result.removed_bytes,
+                  "removed_temporary_files"_a = result.removed_temporary,
+                  "entries"_a = result.entries, "bytes"_a = result.bytes);
 }
 
 }  // namespace

@@ -144,12 +144,9 @@ Pooling PoolingOf(const std::string& name) {
 
 py::array_t<float> DraftLogits(Gemma& gemma, const TokenArray& tokens,
                                size_t guesses) {
-  std::vector<float> logits;
   const std::span<const int32_t> ids = SpanOf(tokens);
-  {
-    const GilReleased no_gil;
-    logits = gemma.DraftLogits(ids, guesses, CheckSignals);
-  }
+  std::vector<float> logits =
+      WithoutGil([&] { return gemma.DraftLogits(ids, guesses, CheckSignals); });
   return ArrayOf(std::move(logits), {guesses, gemma.config().vocab_size});
 }
 
@@ -159,14 +156,12 @@ py::array_t<float> Embed(Gemma& gemma, const std::vector<TokenArray>& texts,
   std::vector<std::span<const int32_t>> spans;
   for (const TokenArray& text : texts) spans.push_back(SpanOf(text));
   const EmbedOptions options{dim, PoolingOf(pooling)};
-  std::vector<float> vectors;
-  {
-    const GilReleased no_gil;
-    vectors = gemma.Embed(spans, options, [&] {
+  std::vector<float> vectors = WithoutGil([&] {
+    return gemma.Embed(spans, options, [&] {
       CheckSignals();
       if (progress) WithGil([&] { CallPython(*progress); });
     });
-  }
+  });
   const size_t whole = dim == 0 ? VectorSize(gemma.config()) : dim;
   return ArrayOf(std::move(vectors), {texts.size(), whole});
 }
@@ -511,6 +506,11 @@ LoadOptions OptionsOf(size_t threads, const Progress& progress,
   return options;
 }
 
+template <size_t Gemma::Stats::*kStat>
+size_t StatOf(const Gemma& gemma) {
+  return gemma.stats().*kStat;
+}
+
 py::dict ProfileOf(const Gemma& gemma) {
   const StepProfile profile = gemma.profile();
   py::dict phases;
@@ -537,22 +537,16 @@ TensorType FloatTypeOf(const std::string& name) {
   throw InvalidArgument(StrCat("type ", name, ", expected F32, F16 or BF16"));
 }
 
-TensorForm FormOf(const std::string& name) {
-  if (name == "as stored") return TensorForm::kAsStored;
-  if (name == "plus one") return TensorForm::kPlusOne;
-  if (name == "integers") return TensorForm::kIntegers;
-  if (name == "blocks transposed") return TensorForm::kBlocksTransposed;
-  throw InvalidArgument(StrCat("form '", name,
-                               "', expected 'as stored', 'plus one', 'integers' "
-                               "or 'blocks transposed'"));
-}
+constexpr const char* kFormNames[] = {"as stored", "plus one", "integers",
+                                      "blocks transposed"};
 
 std::vector<TensorPlace> PlacesOf(const std::vector<PlaceTuple>& tuples) {
   std::vector<TensorPlace> places;
   for (const auto& [name, file, offset, type, rows, cols, form, blocks] :
        tuples) {
     places.push_back({name, file, offset, FloatTypeOf(type), rows, cols,
-                      FormOf(form), blocks});
+                      EnumFromName<TensorForm>(kFormNames, "form", form),
+                      blocks});
   }
   return places;
 }
@@ -656,17 +650,18 @@ void RegisterGemma(py::module_& module) {
             return matrices;
           },
           "(name, type, rows, columns, bytes) of each, as they are kept.")
-      .def_property_readonly("steps", &Gemma::steps)
-      .def_property_readonly("parallel_loops", &Gemma::parallel_loops)
-      .def_property_readonly("preemptions", &Gemma::preemptions)
-      .def_property_readonly("looks", &Gemma::looks)
+      .def_property_readonly("steps", StatOf<&Gemma::Stats::steps>)
+      .def_property_readonly("parallel_loops",
+                             StatOf<&Gemma::Stats::parallel_loops>)
+      .def_property_readonly("preemptions", StatOf<&Gemma::Stats::preemptions>)
+      .def_property_readonly("looks", StatOf<&Gemma::Stats::looks>)
       .def("check_ahead", &Gemma::CheckAhead, py::arg("seconds"),
            py::call_guard<GilReleased>())
       .def_property_readonly("profiled", &Gemma::profiled)
       .def("profile", &ProfileOf,
            "By phase (steps, rows, loops, seconds, {part: (seconds, serial "
            "seconds)}).")
-      .def_property_readonly("draft_rows", &Gemma::draft_rows)
+      .def_property_readonly("draft_rows", StatOf<&Gemma::Stats::draft_rows>)
       .def(
           "with_draft",
           [](const Gemma& gemma, const std::shared_ptr<Gemma>& draft) {

@@ -173,15 +173,13 @@ std::vector<int32_t> SilentOf(const PieceEncoder& encoder) {
 int64_t CacheBytes(int name) { return std::max<int64_t>(0, sysconf(name)); }
 
 py::dict CpuInfo() {
-  py::dict info;
-  info["target"] = CurrentTarget();
-  info["targets"] = AttainableTargets();
-  info["compiled"] = CompiledTargets();
-  info["threads"] = ThreadPool::AvailableProcessors();
-  info["l1_bytes"] = CacheBytes(_SC_LEVEL1_DCACHE_SIZE);
-  info["l2_bytes"] = CacheBytes(_SC_LEVEL2_CACHE_SIZE);
-  info["l3_bytes"] = CacheBytes(_SC_LEVEL3_CACHE_SIZE);
-  return info;
+  return py::dict("target"_a = CurrentTarget(),
+                  "targets"_a = AttainableTargets(),
+                  "compiled"_a = CompiledTargets(),
+                  "threads"_a = ThreadPool::AvailableProcessors(),
+                  "l1_bytes"_a = CacheBytes(_SC_LEVEL1_DCACHE_SIZE),
+                  "l2_bytes"_a = CacheBytes(_SC_LEVEL2_CACHE_SIZE),
+                  "l3_bytes"_a = CacheBytes(_SC_LEVEL3_CACHE_SIZE));
 }
 
 }  // namespace
@@ -209,12 +207,8 @@ void RegisterInfo(py::module_& module) {
   module.def(
       "sentencepiece_model",
       [](const GgufFile& file) {
-        std::string model;
-        {
-          const GilReleased no_gil;
-          model = Vocabulary(file).SentencePieceModel();
-        }
-        return py::bytes(model);
+        return py::bytes(
+            WithoutGil([&] { return Vocabulary(file).SentencePieceModel(); }));
       },
       py::arg("file"),
       "Serialized SentencePiece model of a file's vocabulary.");

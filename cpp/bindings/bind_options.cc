@@ -43,22 +43,6 @@ LogitsProcessor ProcessorOf(const py::object& callable) {
 constexpr const char* kPrefixModes[] = {"off", "read", "write", "on"};
 constexpr const char* kSpeculations[] = {"off", "lookup", "draft"};
 
-// The enumerator that has the place of `value` among `names`.
-template <typename Enum, size_t n>
-Enum Named(const char* const (&names)[n], const char* option,
-           const std::string& value) {
-  std::string expected;
-  for (size_t i = 0; i < n; ++i) {
-    if (value == names[i]) return static_cast<Enum>(i);
-    expected += StrCat(i == 0      ? "'"
-                       : i + 1 < n ? ", '"
-                                   : " or '",
-                       names[i], "'");
-  }
-  throw InvalidArgument(
-      StrCat(option, " is '", value, "', expected ", expected));
-}
-
 }  // namespace
 
 void RegisterOptions(py::module_& module) {
@@ -97,7 +81,7 @@ void RegisterOptions(py::module_& module) {
           },
           [](O& options, const std::string& name) {
             options.prefix_cache =
-                Named<PrefixMode>(kPrefixModes, "prefix_cache", name);
+                EnumFromName<PrefixMode>(kPrefixModes, "prefix_cache", name);
           })
       .def_property(
           "speculate",
@@ -106,7 +90,7 @@ void RegisterOptions(py::module_& module) {
           },
           [](O& options, const std::string& name) {
             options.speculate =
-                Named<Speculate>(kSpeculations, "speculate", name);
+                EnumFromName<Speculate>(kSpeculations, "speculate", name);
           })
       .def("validate", &O::Validate, py::arg("vocab_size"));
 }

@@ -63,22 +63,15 @@ void Append(PaddedCache& cache, const Floats& k, const Floats& v,
 }
 
 py::array_t<float> CopyOf(const PaddedCache& cache, bool values) {
-  PaddedCache::Slots slots;
-  {
-    const GilReleased no_gil;
-    slots = values ? cache.Values() : cache.Keys();
-  }
+  PaddedCache::Slots slots =
+      WithoutGil([&] { return values ? cache.Values() : cache.Keys(); });
   const PaddedShape& shape = cache.shape();
   return ArrayOf(std::move(slots.data), {shape.batch, slots.slots,
                                          shape.kv_heads, shape.head_dim});
 }
 
 py::array_t<uint8_t> CausalMask(const PaddedCache& cache, size_t q_len) {
-  PaddedCache::Mask mask;
-  {
-    const GilReleased no_gil;
-    mask = cache.CausalMask(q_len);
-  }
+  PaddedCache::Mask mask = WithoutGil([&] { return cache.CausalMask(q_len); });
   return ArrayOf(std::move(mask.data),
                  {cache.shape().batch, q_len, mask.slots});
 }
@@ -94,10 +87,7 @@ py::array_t<float> Attend(const PaddedCache& cache, const Floats& q,
                                  static_cast<size_t>(q.shape(2)), scale,
                                  soft_cap};
   float* to = out.mutable_data();
-  {
-    const GilReleased no_gil;
-    cache.Attend(query, to);
-  }
+  WithoutGil([&] { cache.Attend(query, to); });
   return out;
 }
 

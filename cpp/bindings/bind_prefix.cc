@@ -20,81 +20,49 @@ constexpr const char* kMissNames[kPrefixMisses] = {
 constexpr const char* kTierNames[kPrefixTiers] = {"ram", "shared", "disk",
                                                   "remote"};
 
-PrefixTier TierOf(const std::string& name) {
-  for (size_t i = 0; i < kPrefixTiers; ++i) {
-    if (name == kTierNames[i]) return static_cast<PrefixTier>(i);
-  }
-  throw InvalidArgument(
-      StrCat("tier is '", name, "', expected ram, shared, disk or remote"));
-}
-
 std::chrono::nanoseconds Nanoseconds(double seconds) {
   return std::chrono::nanoseconds(std::llround(seconds * 1e9));
 }
 
 py::dict DictOf(const StoreStats& stats) {
-  py::dict all;
-  all["hits"] = stats.hits;
-  all["misses"] = stats.misses;
-  all["not_ready"] = stats.not_ready;
-  all["writes"] = stats.writes;
-  all["failed_writes"] = stats.failed_writes;
-  all["evictions"] = stats.evictions;
-  all["damaged"] = stats.damaged;
-  all["entries"] = stats.entries;
-  all["bytes"] = stats.bytes;
-  all["queued"] = stats.queued;
-  all["paused"] = stats.paused;
-  return all;
+  return py::dict("hits"_a = stats.hits, "misses"_a = stats.misses,
+                  "not_ready"_a = stats.not_ready, "writes"_a = stats.writes,
+                  "failed_writes"_a = stats.failed_writes,
+                  "evictions"_a = stats.evictions, "damaged"_a = stats.damaged,
+                  "entries"_a = stats.entries, "bytes"_a = stats.bytes,
+                  "queued"_a = stats.queued, "paused"_a = stats.paused);
 }
 
 py::dict StatsOf(const PrefixCache& cache) {
-  const PrefixStats stats = [&] {
-    const GilReleased no_gil;
-    return cache.stats();
-  }();
+  const PrefixStats stats = WithoutGil([&] { return cache.stats(); });
   py::dict misses;
   for (size_t i = 1; i < kPrefixMisses; ++i) {
     misses[kMissNames[i]] = stats.misses[i];
   }
-  py::dict all;
-  all["requests"] = stats.requests;
-  all["prompt_tokens"] = stats.prompt_tokens;
-  all["tokens"] = TokensByTier(stats.tokens);
-  all["misses"] = misses;
-  all["ram_bytes"] = stats.ram.bytes;
-  all["pinned_bytes"] = stats.ram.pinned;
-  all["ram_pages"] = stats.ram.pages;
-  all["ram_resume_points"] = stats.ram.resume_points;
-  all["published"] = stats.ram.published;
-  all["evictions"] = stats.ram.evictions;
   py::dict tiers;
   for (const PrefixStats::Tier& tier : stats.tiers) {
-    py::dict one = DictOf(tier.store);
-    one["timeouts"] = tier.loading.timeouts;
-    one["latency_s"] = tier.loading.latency;
-    one["bytes_per_s"] = tier.loading.rate;
-    tiers[kTierNames[static_cast<size_t>(tier.tier)]] = one;
+    tiers[kTierNames[static_cast<size_t>(tier.tier)]] =
+        py::dict(**DictOf(tier.store), "timeouts"_a = tier.loading.timeouts,
+                 "latency_s"_a = tier.loading.latency,
+                 "bytes_per_s"_a = tier.loading.rate);
   }
-  all["tiers"] = tiers;
-  all["queued"] = stats.writer.queued;
-  all["queued_bytes"] = stats.writer.queued_bytes;
-  all["written"] = stats.writer.written;
-  all["dropped"] = stats.writer.dropped;
-  all["failed"] = stats.writer.failed + stats.loader.failed;
-  all["fetches"] = stats.loader.fetches;
-  all["fetched"] = stats.loader.hits;
-  all["timeouts"] = stats.loader.timeouts;
-  return all;
+  return py::dict(
+      "requests"_a = stats.requests, "prompt_tokens"_a = stats.prompt_tokens,
+      "tokens"_a = TokensByTier(stats.tokens), "misses"_a = misses,
+      "ram_bytes"_a = stats.ram.bytes, "pinned_bytes"_a = stats.ram.pinned,
+      "ram_pages"_a = stats.ram.pages,
+      "ram_resume_points"_a = stats.ram.resume_points,
+      "published"_a = stats.ram.published, "evictions"_a = stats.ram.evictions,
+      "tiers"_a = tiers, "queued"_a = stats.writer.queued,
+      "queued_bytes"_a = stats.writer.queued_bytes,
+      "written"_a = stats.writer.written, "dropped"_a = stats.writer.dropped,
+      "failed"_a = stats.writer.failed + stats.loader.failed,
+      "fetches"_a = stats.loader.fetches, "fetched"_a = stats.loader.hits,
+      "timeouts"_a = stats.loader.timeouts);
 }
 
 py::dict StoreStatsOf(const BlockStore& store) {
-  StoreStats stats;
-  {
-    const GilReleased no_gil;
-    stats = store.stats();
-  }
-  return DictOf(stats);
+  return DictOf(WithoutGil([&] { return store.stats(); }));
 }
 
 // Waits for what the tiers below RAM have.
@@ -205,7 +173,8 @@ void RegisterPrefix(py::module_& module) {
           [](PrefixCache& cache, const std::optional<std::string>& tier,
              double timeout_s) {
             if (!tier) return cache.Clear(Nanoseconds(timeout_s));
-            cache.Clear(TierOf(*tier), Nanoseconds(timeout_s));
+            cache.Clear(EnumFromName<PrefixTier>(kTierNames, "tier", *tier),
+                        Nanoseconds(timeout_s));
           },
           py::arg("tier"), py::arg("timeout_s"), py::call_guard<GilReleased>());
 

@@ -242,22 +242,13 @@ std::shared_ptr<RemoteStore> MakeStore(const py::object& client,
 }
 
 py::dict CallStatsOf(const RemoteStore& store) {
-  RemoteCallStats stats;
-  {
-    const GilReleased no_gil;
-    stats = store.call_stats();
-  }
-  py::dict all;
-  all["calls"] = stats.calls;
-  all["failures"] = stats.failures;
-  all["timeouts"] = stats.timeouts;
-  all["refused"] = stats.refused;
-  all["opened"] = stats.opened;
-  all["reads_open"] = stats.reads_open;
-  all["writes_open"] = stats.writes_open;
-  all["running"] = stats.running;
-  all["last_error"] = stats.last_error;
-  return all;
+  const RemoteCallStats stats = WithoutGil([&] { return store.call_stats(); });
+  return py::dict("calls"_a = stats.calls, "failures"_a = stats.failures,
+                  "timeouts"_a = stats.timeouts, "refused"_a = stats.refused,
+                  "opened"_a = stats.opened, "reads_open"_a = stats.reads_open,
+                  "writes_open"_a = stats.writes_open,
+                  "running"_a = stats.running,
+                  "last_error"_a = stats.last_error);
 }
 
 // kind, address, parent, end, digest of the salt
@@ -295,11 +286,8 @@ void RegisterPlainCalls(py::module_& module) {
   module.def("_store_load",
              [](BlockStore& store, const std::vector<PlainKey>& plain) {
                const std::vector<ObjectKey> keys = KeysOf(plain);
-               std::vector<Loaded> loaded;
-               {
-                 const GilReleased no_gil;
-                 loaded = store.Load(keys);
-               }
+               const std::vector<Loaded> loaded =
+                   WithoutGil([&] { return store.Load(keys); });
                py::list all;
                for (const Loaded& one : loaded) {
                  if (one.state == LoadState::kHit) {
@@ -314,10 +302,7 @@ void RegisterPlainCalls(py::module_& module) {
              [](BlockStore& store, const std::vector<PlainKey>& plain) {
                const std::vector<ObjectKey> keys = KeysOf(plain);
                std::vector<uint8_t> found(keys.size());
-               {
-                 const GilReleased no_gil;
-                 store.Has(keys, found);
-               }
+               WithoutGil([&] { store.Has(keys, found); });
                return std::vector<bool>(found.begin(), found.end());
              });
   module.def("_store_remove",

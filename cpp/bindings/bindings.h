@@ -18,6 +18,7 @@
 #include <cxxabi.h>
 #endif
 
+#include "base/error.h"
 #include "cache/kv_cache.h"
 #include "gemmakv/kv_dtype.h"
 #include "gemmakv/results.h"
@@ -31,6 +32,7 @@ class Constraint;
 class Gemma;
 
 namespace py = pybind11;
+using py::literals::operator""_a;
 
 void RegisterErrors(py::module_& module);
 void RegisterConfig(py::module_& module);
@@ -64,6 +66,22 @@ std::vector<std::string> NamesOf(const Table& table) {
   std::vector<std::string> names;
   for (const auto& row : table) names.emplace_back(row.name);
   return names;
+}
+
+// The enumerator that has the place of `value` among `names`. Throws
+// InvalidArgument, which calls `value` by `what`, if it is none of them.
+template <typename Enum, size_t n>
+Enum EnumFromName(const char* const (&names)[n], const char* what,
+                  const std::string& value) {
+  std::string expected;
+  for (size_t i = 0; i < n; ++i) {
+    if (value == names[i]) return static_cast<Enum>(i);
+    expected += StrCat(i == 0      ? "'"
+                       : i + 1 < n ? ", '"
+                                   : " or '",
+                       names[i], "'");
+  }
+  throw InvalidArgument(StrCat(what, " is '", value, "', expected ", expected));
 }
 
 // Whether the interpreter shuts down, or has done so.
@@ -103,6 +121,13 @@ class GilReleased {
  private:
   PyThreadState* const state_;
 };
+
+// What `use` returns. It runs without the interpreter's lock.
+template <typename Use>
+auto WithoutGil(const Use& use) {
+  const GilReleased no_gil;
+  return use();
+}
 
 // Whether Python code runs on a thread that Python did not make: one of the
 // engine, of a prefix cache or of a store.

@@ -277,36 +277,18 @@ void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
   shared_->token_text = std::move(text);
 }
 
-size_t Gemma::steps() const {
+Gemma::Stats Gemma::stats() const {
+  Stats stats;
   MutexLock lock(shared_->mutex);
-  const Scheduler* const scheduler = shared_->own_scheduler();
-  const Embedder* const embedder = shared_->own_embedder();
-  return (scheduler ? scheduler->steps() : 0) +
-         (embedder ? embedder->steps() : 0);
-}
-
-size_t Gemma::parallel_loops() const {
-  MutexLock lock(shared_->mutex);
-  const Scheduler* const scheduler = shared_->own_scheduler();
-  return scheduler ? scheduler->parallel_loops() : 0;
-}
-
-size_t Gemma::draft_rows() const {
-  MutexLock lock(shared_->mutex);
-  const Scheduler* const scheduler = shared_->own_scheduler();
-  return scheduler ? scheduler->draft_rows() : 0;
-}
-
-size_t Gemma::looks() const {
-  MutexLock lock(shared_->mutex);
-  const Scheduler* const scheduler = shared_->own_scheduler();
-  return scheduler ? scheduler->looks() : 0;
-}
-
-size_t Gemma::preemptions() const {
-  MutexLock lock(shared_->mutex);
-  const Scheduler* const scheduler = shared_->own_scheduler();
-  return scheduler ? scheduler->preemptions() : 0;
+  if (const Scheduler* const scheduler = shared_->own_scheduler()) {
+    stats = {scheduler->steps(), scheduler->parallel_loops(),
+             scheduler->preemptions(), scheduler->draft_rows(),
+             scheduler->looks()};
+  }
+  if (const Embedder* const embedder = shared_->own_embedder()) {
+    stats.steps += embedder->steps();
+  }
+  return stats;
 }
 
 ThreadPlacement Gemma::placement() const {

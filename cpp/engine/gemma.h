@@ -167,12 +167,16 @@ class Gemma {
       const GenerateOptions& options = {},
       const std::function<bool(const TokenEvent&)>& on_token = {});
 
-  // Steps of the model, parallel loops that they took, and requests that gave
-  // way to others for want of memory, so far, in this process: a child of
-  // fork() begins with none.
-  size_t steps() const;
-  size_t parallel_loops() const;
-  size_t preemptions() const;
+  // What it has done so far, in this process: a child of fork() begins with
+  // none of it.
+  struct Stats {
+    size_t steps = 0;
+    size_t parallel_loops = 0;  // that the steps took
+    size_t preemptions = 0;     // requests that gave way to others, for memory
+    size_t draft_rows = 0;      // that draft models computed
+    size_t looks = 0;           // see Scheduler::looks
+  };
+  Stats stats() const;
   // Where its threads compute. In a child of fork() they are not pinned.
   ThreadPlacement placement() const;
   // Whether steps are timed part by part.
@@ -180,10 +184,6 @@ class Gemma {
   // Where the time of all steps so far went. Throws InvalidArgument if they are
   // not timed.
   StepProfile profile() const;
-  // Rows that draft models computed so far.
-  size_t draft_rows() const;
-  // See Scheduler::looks.
-  size_t looks() const;
 
  private:
   // What all that WithPrefix gives have in common.

@@ -7,6 +7,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -21,23 +22,16 @@
 namespace gkv {
 namespace {
 
-// Other names that converters have for a field's key.
-constexpr struct {
-  std::string_view field;
-  const char* key;
-} kOtherKeys[] = {
-    {"rope_base_full", "rope.global.freq_base"},
-    {"rope_base_sliding", "rope.local.freq_base"},
-    {"rope_base_sliding", "rope.freq_base_local"},
-    {"head_dim", "head_dim"},
-};
-
 // Reads a family's metadata keys, which all start with the architecture.
 class MetadataReader {
  public:
-  explicit MetadataReader(const GgufFile& file)
+  MetadataReader(GgufFile& file, const Family& family)
       : file_(file),
+        family_(family),
         prefix_(StrCat(*file.GetString("general.architecture"), ".")) {}
+
+  GgufFile& file() const { return file_; }
+  const Family& family() const { return family_; }
 
   // From here on, what a file omits is as in this type. nullptr: as the family
   // says.
@@ -56,7 +50,7 @@ class MetadataReader {
     if (stated) values = Numbers(key, field);
     if (by_kind && (values.size() == 1 || !stated)) {
       values = ByKind(values, Numbers(sliding, field), config);
-    } else if (stated && values.size() == 1 && HasTwin(field) &&
+    } else if (stated && values.size() == 1 && field.gguf_swa &&
                omitted.size() != 1 &&
                omitted == ByKind(values, omitted, config)) {
       // The number of full layers alone: those that slide have their own.
@@ -71,8 +65,7 @@ class MetadataReader {
     }
     field.Set(config, values);
   }
-  std::string Name(const char* key) const { return prefix_ + key; }
-  bool Has(const char* key) const { return file_.Has(Name(key)); }
+  bool Has(const char* key) const { return file_.Has(prefix_ + key); }
   size_t Size(const char* key, size_t fallback) const {
     return static_cast<size_t>(file_.GetUint(prefix_ + key).value_or(fallback));
   }
@@ -86,6 +79,11 @@ class MetadataReader {
   }
   std::string_view Text(const char* key, std::string_view fallback) const {
     return file_.GetString(prefix_ + key).value_or(fallback);
+  }
+  // The error of a key, from the printed forms of `what`.
+  template <class E>
+  E Refusal(const char* key, const auto&... what) const {
+    return E(StrCat(file_.path(), ": metadata ", prefix_, key, what...));
   }
 
  private:
@@ -113,18 +111,10 @@ class MetadataReader {
   std::string KeyOf(const Field& field) const {
     const std::string key = prefix_ + field.gguf;
     if (file_.Has(key)) return key;
-    for (const auto& other : kOtherKeys) {
-      if (other.field == field.name && Has(other.key)) {
-        return prefix_ + other.key;
-      }
+    for (const char* const other : field.gguf_also) {
+      if (other != nullptr && Has(other)) return prefix_ + other;
     }
     return key;
-  }
-
-  // Whether layers that slide have a key of their own.
-  static bool HasTwin(const Field& field) {
-    return field.name == std::string_view("head_dim") ||
-           field.name == std::string_view("rope_dim");
   }
 
   // The values that a file means by leaving out the key; empty if it must state
@@ -153,14 +143,14 @@ class MetadataReader {
     if (!fits(sliding)) return sliding;
     std::vector<double> values;
     for (size_t i = 0; i < layers; ++i) {
-      const auto& from =
-          config.layers[i].kind == LayerKind::kSliding ? sliding : full;
-      values.push_back(from[from.size() == 1 ? 0 : i]);
+      const bool slides = config.layers[i].kind == LayerKind::kSliding;
+      values.push_back(NumberAt(slides ? sliding : full, i));
     }
     return values;
   }
 
-  const GgufFile& file_;
+  GgufFile& file_;
+  const Family& family_;
   std::string prefix_;
   const ModelConfig* named_ = nullptr;
 };
@@ -210,16 +200,16 @@ double QueryScale(const Family& family, const ModelConfig& config) {
 // Which layers slide: as in the named type, or in the family's pattern, unless
 // the file says otherwise, by a flag for each layer or by the length of a
 // period.
-void ReadKinds(const GgufFile& file, const MetadataReader& read,
-               const Family& family, ModelConfig& config) {
+void ReadKinds(const MetadataReader& read, ModelConfig& config) {
+  const Family& family = read.family();
   if (!HasSlidingLayers(family)) return;
   constexpr const char* kPattern = "attention.sliding_window_pattern";
   if (const auto slides = read.Flags(kPattern)) {
     if (slides->size() != config.num_layers()) {
-      throw CorruptFile(StrCat(
-          file.path(), ": sliding_window_pattern has ", slides->size(),
-          " entries, expected one for each of ", config.num_layers(),
-          " layers"));
+      throw CorruptFile(StrCat(read.file().path(),
+                               ": sliding_window_pattern has ", slides->size(),
+                               " entries, expected one for each of ",
+                               config.num_layers(), " layers"));
     }
     for (size_t i = 0; i < slides->size(); ++i) {
       config.layers[i].kind =
@@ -239,28 +229,22 @@ void ReadKinds(const GgufFile& file, const MetadataReader& read,
     return;
   }
   if (!read.Has(kPattern) && family.states_pattern) {
-    throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
-                             ".", kPattern, " is missing"));
+    throw read.Refusal<CorruptFile>(kPattern, " is missing");
   }
   const size_t period = read.Size(kPattern, family.pattern.size());
   if (period == 0) {
-    throw CorruptFile(
-        StrCat(file.path(), ": sliding_window_pattern is 0, expected >= 1"));
+    throw CorruptFile(StrCat(read.file().path(),
+                             ": sliding_window_pattern is 0, expected >= 1"));
   }
-  for (size_t i = 0; i < config.num_layers(); ++i) {
-    config.layers[i].kind =
-        i % period < period - 1 ? LayerKind::kSliding : LayerKind::kFull;
-  }
+  RepeatKinds(period, config);
 }
 
 // What is no plain number of a key.
-void ReadRope(const GgufFile& file, const MetadataReader& read,
-              const Family& family, ModelConfig& config) {
+void ReadRope(const MetadataReader& read, ModelConfig& config) {
   const std::string_view type = read.Text("rope.scaling.type", "linear");
   if (type != "linear" && type != "none") {
-    throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture,
-                          ".rope.scaling.type is '", type,
-                          "', expected 'linear' or 'none'"));
+    throw read.Refusal<Mismatch>("rope.scaling.type", " is '", type,
+                                 "', expected 'linear' or 'none'");
   }
   double omitted = 1;
   if (read.named() != nullptr) {
@@ -275,12 +259,12 @@ void ReadRope(const GgufFile& file, const MetadataReader& read,
   // 0 is how llama.cpp writes that nothing is scaled.
   const double factor = stated == 0 ? 1 : stated;
   // Where both kinds rotate alike, files state one base for both.
-  const bool alike = family.rope_base_full == family.rope_base_sliding;
+  const bool alike =
+      read.family().rope_base_full == read.family().rope_base_sliding;
   const bool slides = config.HasLayers(LayerKind::kSliding);
   if (alike && slides && factor != 1) {
-    throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture,
-                          ".rope.scaling.factor is ", factor,
-                          ", expected 1 for this architecture"));
+    throw read.Refusal<Mismatch>("rope.scaling.factor", " is ", factor,
+                                 ", expected 1 for this architecture");
   }
   const bool one_base = alike && !read.Has("rope.freq_base_swa");
   for (LayerConfig& layer : config.layers) {
@@ -342,8 +326,7 @@ bool KeysAreValues(GgufFile& file, const Family& family,
 }
 
 // Values are as long as keys, in layers of each kind.
-void CheckValueLengths(const GgufFile& file, const MetadataReader& read,
-                       const ModelConfig& config) {
+void CheckValueLengths(const MetadataReader& read, const ModelConfig& config) {
   const bool apart = FieldNamed("head_dim").Get(config).size() != 1;
   for (const LayerConfig& layer : config.layers) {
     const bool slides = layer.kind == LayerKind::kSliding &&
@@ -354,15 +337,15 @@ void CheckValueLengths(const GgufFile& file, const MetadataReader& read,
         slides ? "attention.value_length_swa" : "attention.value_length",
         layer.head_dim);
     if (length == layer.head_dim) continue;
-    throw CorruptFile(StrCat(file.path(), ": value_length",
+    throw CorruptFile(StrCat(read.file().path(), ": value_length",
                              slides ? "_swa" : "", " is ", length,
                              ", expected key_length ", layer.head_dim));
   }
 }
 
 // Models whose last layers have no keys and values of their own.
-void ReadShared(const GgufFile& file, const MetadataReader& read,
-                const Family& family, ModelConfig& config) {
+void ReadShared(const MetadataReader& read, ModelConfig& config) {
+  const Family& family = read.family();
   constexpr const char* kKey = "attention.shared_kv_layers";
   const size_t layers = config.num_layers();
   size_t omitted = 0;
@@ -376,15 +359,14 @@ void ReadShared(const GgufFile& file, const MetadataReader& read,
   const size_t shared = read.Size(kKey, omitted);
   if (family.drafts) {
     if (shared == 0 || shared == config.num_layers()) return;
-    throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
-                             ".attention.shared_kv_layers is ", shared,
-                             ", expected ", config.num_layers(),
-                             ", all layers of a drafter"));
+    throw read.Refusal<CorruptFile>(kKey, " is ", shared, ", expected ",
+                                    config.num_layers(),
+                                    ", all layers of a drafter");
   }
   if (ShareKeysValues(shared, config)) return;
-  throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
-                           ".attention.shared_kv_layers is ", shared,
-                           ", expected layers of each kind before those"));
+  throw read.Refusal<CorruptFile>(kKey, " is ", shared,
+                                  ", expected layers of each kind before "
+                                  "those");
 }
 
 // Files state what their converter's arithmetic made of a share: the family's
@@ -398,13 +380,12 @@ void RoundCutoffs(const Family& family, ModelConfig& config) {
 }
 
 // Parts of models of this family that the forward pass does not have.
-void RefuseOtherParts(const GgufFile& file, const MetadataReader& read,
-                      const Family& family) {
-  const size_t count = read.Size("expert_count", 0);
-  if (count == 0 || family.may_have_experts) return;
-  throw Mismatch(StrCat(file.path(), ": metadata ", family.architecture,
-                        ".expert_count is ", count,
-                        ", expected 0: such models are not supported"));
+void RefuseOtherParts(const MetadataReader& read) {
+  constexpr const char* kKey = "expert_count";
+  const size_t count = read.Size(kKey, 0);
+  if (count == 0 || read.family().may_have_experts) return;
+  throw read.Refusal<Mismatch>(kKey, " is ", count,
+                               ", expected 0: such models are not supported");
 }
 
 // Files of models without experts may state how many are used, or their width,
@@ -415,8 +396,9 @@ void ForgetExperts(ModelConfig& config) {
 
 // Of models of embeddings: windows, which files state as twice the distance
 // that is seen, and what is behind the last layer.
-void ReadEmbedding(GgufFile& file, const MetadataReader& read,
-                   const Family& family, ModelConfig& config) {
+void ReadEmbedding(const MetadataReader& read, ModelConfig& config) {
+  GgufFile& file = read.file();
+  const Family& family = read.family();
   if (!family.bidirectional) return;
   for (LayerConfig& layer : config.layers) {
     if (!read.Has("attention.sliding_window")) break;
@@ -425,8 +407,8 @@ void ReadEmbedding(GgufFile& file, const MetadataReader& read,
   const auto check = [&](const char* key, size_t found, size_t expected,
                          const char* what) {
     if (found == expected) return;
-    throw CorruptFile(StrCat(file.path(), ": metadata ", read.Name(key), " is ",
-                             found, ", expected ", expected, what));
+    throw read.Refusal<CorruptFile>(key, " is ", found, ", expected ", expected,
+                                    what);
   };
   // Such files do not say how long vectors between the products are.
   if (file.GetString("general.architecture") != family.architecture) {
@@ -452,17 +434,16 @@ void ReadEmbedding(GgufFile& file, const MetadataReader& read,
 
 // Of drafters: the model that they guess for. What chooses clusters of tokens
 // has no metadata in this format: all tokens have logits.
-void ReadDrafter(const GgufFile& file, const MetadataReader& read,
-                 const Family& family, ModelConfig& config) {
-  if (!family.drafts) return;
+void ReadDrafter(const MetadataReader& read, ModelConfig& config) {
+  if (!read.family().drafts) return;
   // Theirs are never capped, whatever a file says.
   config.final_soft_cap = 0;
   constexpr const char* kKey = "embedding_length_out";
   config.target_hidden = read.Size(kKey, 0);
   if (config.target_hidden != 0) return;
-  throw CorruptFile(StrCat(file.path(), ": metadata ", family.architecture,
-                           ".", kKey, " is missing, expected the hidden size "
-                           "of the model that this one guesses for"));
+  throw read.Refusal<CorruptFile>(kKey,
+                                  " is missing, expected the hidden size of "
+                                  "the model that this one guesses for");
 }
 
 // The token of the name that ends a reply of the earlier families; `fallback`
@@ -500,24 +481,19 @@ void ReadTokenIds(const GgufFile& file, const Family& family,
                                   ? eos
                                   : FindEndOfTurn(file, eos);
   const int32_t eot = id(kEot, end_of_turn);
-  config.eos_ids = {eos};
+  std::set<int32_t> ends = {eos};
   constexpr const char* kAll = "tokenizer.ggml.eos_token_ids";
   if (const auto all = file.GetInts(kAll)) {
     for (const int64_t other : *all) {
-      config.eos_ids.push_back(checked(kAll, static_cast<uint64_t>(other)));
+      ends.insert(checked(kAll, static_cast<uint64_t>(other)));
     }
   }
   const int32_t end_of_call =
       family.end_of_call == 0 ? eos : family.end_of_call;
   for (const int32_t other : {eot, end_of_call}) {
-    if (static_cast<size_t>(other) < config.vocab_size) {
-      config.eos_ids.push_back(other);
-    }
+    if (static_cast<size_t>(other) < config.vocab_size) ends.insert(other);
   }
-  std::sort(config.eos_ids.begin(), config.eos_ids.end());
-  config.eos_ids.erase(
-      std::unique(config.eos_ids.begin(), config.eos_ids.end()),
-      config.eos_ids.end());
+  config.eos_ids.assign(ends.begin(), ends.end());
 }
 
 // Recurrent layers, and what EmbeddingGemma 2 has behind its last one, have no
@@ -567,7 +543,7 @@ const Family& FamilyOf(const GgufFile& file) {
 ModelConfig ConfigFromGguf(GgufFile& file) {
   const ScopedFpEnvironment fp_environment;
   const Family& family = FamilyOf(file);
-  MetadataReader read(file);
+  MetadataReader read(file, family);
   ModelConfig config;
   config.architecture = family.architecture;
   // What the family's part depends on, then everything.
@@ -577,8 +553,8 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   read.SetNamed(FindNamedLike(config));
   ApplyFamily(family, config);
   config.ple_dim = family.ple_dim;
-  RefuseOtherParts(file, read, family);
-  ReadKinds(file, read, family, config);
+  RefuseOtherParts(read);
+  ReadKinds(read, config);
   for (LayerConfig& layer : config.layers) {
     layer.head_dim = layer.kind == LayerKind::kSliding ? family.sliding_head_dim
                                                        : family.full_head_dim;
@@ -601,14 +577,14 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   if (family.laurel_rank != 0) {
     config.laurel_rank = RowsOf(file, "blk.0.laurel_l.weight");
   }
-  ReadShared(file, read, family, config);
-  CheckValueLengths(file, read, config);
+  ReadShared(read, config);
+  CheckValueLengths(read, config);
   ReadStillPairs(file, family, config);
   config.keys_are_values = KeysAreValues(file, family, config);
-  ReadEmbedding(file, read, family, config);
-  ReadDrafter(file, read, family, config);
+  ReadEmbedding(read, config);
+  ReadDrafter(read, config);
   config.query_scale = QueryScale(family, config);
-  ReadRope(file, read, family, config);
+  ReadRope(read, config);
   ReadTokenIds(file, family, config);
   try {
     config.Validate();

@@ -14,21 +14,25 @@
 namespace gkv {
 namespace {
 
-struct Row {
-  ModelType type;
+// A row of named_models.inc. Members that it leaves out are as its family has
+// them, or as the others say.
+struct NamedModel {
   const char* name;
   const char* family;
-  size_t hidden, layers, heads, kv_heads, head_dim, ffn;
-  double query_divisor;  // queries are scaled by 1 / sqrt(query_divisor)
+  size_t hidden, layers;
+  size_t heads, kv_heads, head_dim, ffn;  // of each layer
   size_t context;
-  size_t window = 0;  // 0: the family's
+  double query_divisor = 0;  // scales queries by 1 / sqrt of it; 0: head_dim
+  size_t window = 0;         // of layers that slide
+  // Of full layers: what positions are divided by, and sizes of their own.
   double rope_factor = 1;
-  size_t full_kv_heads = 0, full_head_dim = 0;  // 0: as in sliding layers
+  size_t full_kv_heads = 0, full_head_dim = 0;
   bool keys_are_values = false;
-  size_t shared = 0;      // last layers that share keys and values
-  size_t shared_ffn = 0;  // 0: as in the others
+  // So many of the last layers share keys and values, and have a width of
+  // their own.
+  size_t shared = 0, shared_ffn = 0;
   size_t ple_dim = 0;
-  size_t period = 0;  // layers to a full one; 0: the family's
+  size_t period = 0;  // the last of so many layers is full
   size_t experts = 0, experts_used = 0, expert_ffn = 0;
 };
 
@@ -36,9 +40,9 @@ using enum ModelType;
 constexpr size_t k2K = 2048, k8K = 8192, k32K = 32768, k128K = 131072,
                  k256K = 262144;
 
-constexpr Row kRows[] = {
-#define GKV_MODEL(type, name, family, ...) \
-  {ModelType::type, name, family, __VA_ARGS__},
+// In the order of the enumerators.
+constexpr NamedModel kNamedModels[] = {
+#define GKV_MODEL(enumerator, ...) {__VA_ARGS__},
 #include "gemmakv/named_models.inc"
 #undef GKV_MODEL
 };
@@ -52,7 +56,7 @@ constexpr struct {
     {"codegemma-7b", kGemma_7B},
 };
 
-ModelConfig FromRow(const Row& row) {
+ModelConfig MakeConfig(const NamedModel& row) {
   const ScopedFpEnvironment fp_environment;
   const Family& family = *FindFamily(row.family);
   ModelConfig config;
@@ -63,11 +67,7 @@ ModelConfig FromRow(const Row& row) {
                                     .head_dim = row.head_dim,
                                     .ffn_dim = row.ffn});
   ApplyFamily(family, config);
-  for (size_t i = 0; i < row.layers && row.period != 0; ++i) {
-    config.layers[i].kind = i % row.period < row.period - 1
-                                ? LayerKind::kSliding
-                                : LayerKind::kFull;
-  }
+  if (row.period != 0) RepeatKinds(row.period, config);
   ShareKeysValues(row.shared, config);
   for (LayerConfig& layer : config.layers) {
     if (layer.shares_kv && row.shared_ffn != 0) layer.ffn_dim = row.shared_ffn;
@@ -86,7 +86,12 @@ ModelConfig FromRow(const Row& row) {
   config.experts_used = row.experts_used;
   config.expert_ffn_dim = row.expert_ffn;
   config.context_length = row.context;
-  config.query_scale = 1.0 / std::sqrt(row.query_divisor);
+  if (family.query_scale == 0) {
+    config.query_scale =
+        1.0 / std::sqrt(row.query_divisor != 0
+                            ? row.query_divisor
+                            : static_cast<double>(row.head_dim));
+  }
   for (LayerConfig& layer : config.layers) {
     if (layer.kind == LayerKind::kFull) layer.rope_factor = row.rope_factor;
     if (layer.kind == LayerKind::kSliding && row.window != 0) {
@@ -118,9 +123,9 @@ std::string AsText(double value) {
 
 std::span<const ModelConfig> NamedConfigs() {
   static const std::vector<ModelConfig>* const configs = [] {
-    auto* list = new std::vector<ModelConfig>(std::size(kRows));
-    for (const Row& row : kRows) {
-      (*list)[static_cast<size_t>(row.type)] = FromRow(row);
+    auto* list = new std::vector<ModelConfig>;
+    for (const NamedModel& row : kNamedModels) {
+      list->push_back(MakeConfig(row));
     }
     return list;
   }();
@@ -173,34 +178,27 @@ std::vector<FieldDifference> CompareWithNamed(const ModelConfig& config) {
     break;
   }
   for (const Field& field : Fields()) {
-    if (field.name == std::string_view("vocab_size")) continue;
+    const std::string_view name = field.name;
     const std::vector<double> values = field.Get(config);
     const std::vector<double> expected = field.Get(*named);
-    const auto add = [&](std::optional<size_t> layer, size_t i) {
-      found.push_back({field.name, layer,
-                       AsText(values[values.size() == 1 ? 0 : i]),
-                       AsText(expected[expected.size() == 1 ? 0 : i])});
-    };
-    if (values == expected) continue;
-    const bool unlike_zero = values[0] != 0 && expected[0] != 0;
-    if (field.name == std::string_view("ple_vocab") && unlike_zero) continue;
-    if (field.name == std::string_view("dense_dim") && values[0] == 0) continue;
-    if (values.size() == 1 && expected.size() == 1) {
-      // Rotations of a kind of layers that there is none of say nothing.
-      const bool read = std::any_of(
-          config.layers.begin(), config.layers.end(),
-          [&](const LayerConfig& layer) { return field.IsReadIn(layer); });
-      if (read || field.at.type != Field::Type::kReal) add(std::nullopt, 0);
+    const bool stated = values[0] != 0;
+    if (values == expected || name == "vocab_size" ||
+        (name == "ple_vocab" && stated && expected[0] != 0) ||
+        (name == "dense_dim" && !stated)) {
       continue;
     }
+    const bool by_layer = values.size() > 1 || expected.size() > 1;
     for (size_t i = 0; i < config.num_layers(); ++i) {
-      if (!field.IsReadIn(config.layers[i]) ||
-          !field.IsReadIn(named->layers[i]) ||
-          values[values.size() == 1 ? 0 : i] ==
-              expected[expected.size() == 1 ? 0 : i]) {
-        continue;
-      }
-      add(i, i);
+      // Of a kind of layers that there is none of, rotations say nothing.
+      const bool reads = field.IsReadIn(config.layers[i]);
+      const bool differs =
+          by_layer ? reads && field.IsReadIn(named->layers[i]) &&
+                         NumberAt(values, i) != NumberAt(expected, i)
+                   : reads || field.at.type != Field::Type::kReal;
+      if (!differs) continue;
+      found.push_back(
+          {field.name, by_layer ? std::optional<size_t>(i) : std::nullopt,
+           AsText(NumberAt(values, i)), AsText(NumberAt(expected, i))});
       break;
     }
   }

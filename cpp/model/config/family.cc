@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/float16.h"
+#include "model/config/fields.h"
 
 namespace gkv {
 namespace {
@@ -140,7 +141,7 @@ constexpr Family kFamilies[] = {
         .architecture = "embeddinggemma2",
         .pattern = kGemma3Pattern,
         .vocab_size = 262144,
-        .sliding_window = 513,
+        .sliding_window = 513,  // |distance| <= 512, as its files write it
         .qk_norm = true,
         .post_norms = true,
         .value_norm = true,
@@ -208,6 +209,13 @@ void RepeatKinds(std::span<const LayerKind> pattern, ModelConfig& config) {
   }
 }
 
+void RepeatKinds(size_t period, ModelConfig& config) {
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    config.layers[i].kind =
+        i % period < period - 1 ? LayerKind::kSliding : LayerKind::kFull;
+  }
+}
+
 bool ShareKeysValues(size_t count, ModelConfig& config) {
   const size_t layers = config.num_layers();
   const size_t first = count < layers ? layers - count : 0;
@@ -225,23 +233,15 @@ bool ShareKeysValues(size_t count, ModelConfig& config) {
 
 void ApplyFamily(const Family& family, ModelConfig& config) {
   config.architecture = family.architecture;
-  config.vocab_size = family.vocab_size;
+  for (const Field& field : Fields()) {
+    if (field.family == nullptr) continue;
+    field.at.set(config, 0, field.family(family));
+  }
   config.embedding_scale = DefaultEmbeddingScale(config.hidden_size);
   if (family.bf16_embedding_scale) {
     config.embedding_scale =
         Float32FromBFloat16(BFloat16FromFloat32(config.embedding_scale));
   }
-  config.attn_soft_cap = family.attn_soft_cap;
-  config.final_soft_cap = family.final_soft_cap;
-  config.qk_norm = family.qk_norm;
-  config.post_norms = family.post_norms;
-  config.biases = family.biases;
-  config.value_norm = family.value_norm;
-  config.layer_scales = family.layer_scales;
-  config.bidirectional = family.bidirectional;
-  config.altup_inputs = family.altup_inputs;
-  config.altup_correct_scale = family.altup_correct_scale;
-  config.laurel_rank = family.laurel_rank;
   if (config.num_layers() > family.sparse_layers) {
     for (size_t i = 0; i < family.sparse_layers; ++i) {
       config.layers[i].sparsity_cutoff = family.sparsity_cutoff;

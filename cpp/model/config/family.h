@@ -100,6 +100,8 @@ std::vector<FieldDifference> CompareWithNamed(const ModelConfig& config);
 
 // Layers are of the kinds of `pattern`, repeated.
 void RepeatKinds(std::span<const LayerKind> pattern, ModelConfig& config);
+// The last of every `period` layers is full, the others slide.
+void RepeatKinds(size_t period, ModelConfig& config);
 
 // The last `count` layers read the keys and values of the last layer before
 // them that is of their kind. False if one of them has none before it.

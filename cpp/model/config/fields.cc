@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "model/config/family.h"
 #include "ops/altup.h"
 #include "ops/recurrent.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 using M = ModelConfig;
 using L = LayerConfig;
+using F = Family;
 
 // Far above any model that exists, far below where size products overflow.
 constexpr double kMaxSize = 1 << 24;
@@ -76,6 +78,11 @@ constexpr Field::Access kNumLayers = {
       config.layers.resize(static_cast<size_t>(value));
     }};
 
+template <auto kMember>
+constexpr double (*kOf)(const Family&) = [](const Family& family) {
+  return Number(family.*kMember);
+};
+
 // In the order of the hash.
 constexpr Field kFields[] = {
     {.name = "hidden_size", .at = kAt<&M::hidden_size>,
@@ -90,14 +97,14 @@ constexpr Field kFields[] = {
     {.name = "kv_heads", .at = kAt<&L::kv_heads>,
      .low = 1, .high = 4096, .derived = AllHeads,
      .gguf = "attention.head_count_kv", .json = "num_key_value_heads"},
-    {.name = "head_dim", .at = kAt<&L::head_dim>,
-     .low = 32, .high = 512,
-     .gguf = "attention.key_length", .json = "head_dim"},
+    {.name = "head_dim", .at = kAt<&L::head_dim>, .low = 32, .high = 512,
+     .gguf = "attention.key_length", .gguf_swa = true,
+     .gguf_also = {"head_dim"}, .json = "head_dim"},
     {.name = "ffn_dim", .at = kAt<&L::ffn_dim>,
      .low = 1, .high = kMaxSize,
      .gguf = "feed_forward_length", .json = "intermediate_size"},
-    {.name = "vocab_size", .at = kAt<&M::vocab_size>,
-     .low = 1, .high = kMaxSize, .json = "vocab_size"},
+    {.name = "vocab_size", .at = kAt<&M::vocab_size>, .low = 1,
+     .high = kMaxSize, .family = kOf<&F::vocab_size>, .json = "vocab_size"},
     {.name = "context_length", .at = kAt<&M::context_length>,
      .low = 1, .high = kMaxSize,
      .gguf = "context_length", .json = "max_position_embeddings",
@@ -107,28 +114,32 @@ constexpr Field kFields[] = {
      .gguf = "attention.sliding_window"},
     {.name = "rms_epsilon", .at = kAt<&M::rms_epsilon>, .fallback = 1e-6,
      .gguf = "attention.layer_norm_rms_epsilon", .json = "rms_norm_eps"},
-    {.name = "query_scale", .at = kAt<&M::query_scale>},
+    {.name = "query_scale", .at = kAt<&M::query_scale>,
+     .gguf_also = {"attention.scale"}},
     {.name = "attn_soft_cap", .at = kAt<&M::attn_soft_cap>, .fallback = 0,
-     .gguf = "attn_logit_softcapping"},
+     .family = kOf<&F::attn_soft_cap>, .gguf = "attn_logit_softcapping"},
     {.name = "final_soft_cap", .at = kAt<&M::final_soft_cap>, .fallback = 0,
-     .gguf = "final_logit_softcapping"},
-    {.name = "rope_base_full", .at = kAt<&L::rope_base>,
-     .layers = kFullLayers, .low = 1.001, .fallback = 1e4,
-     .gguf = "rope.freq_base"},
+     .family = kOf<&F::final_soft_cap>, .gguf = "final_logit_softcapping"},
+    {.name = "rope_base_full", .at = kAt<&L::rope_base>, .layers = kFullLayers,
+     .low = 1.001, .fallback = 1e4, .gguf = "rope.freq_base",
+     .gguf_also = {"rope.global.freq_base"}},
     {.name = "rope_base_sliding", .at = kAt<&L::rope_base>,
      .layers = kSlidingLayers, .low = 1.001, .fallback = 1e4,
-     .gguf = "rope.freq_base_swa"},
+     .gguf = "rope.freq_base_swa",
+     .gguf_also = {"rope.local.freq_base", "rope.freq_base_local"}},
     {.name = "rope_factor_full", .at = kAt<&L::rope_factor>,
      .layers = kFullLayers, .low = 1, .fallback = 1},
-    {.name = "qk_norm", .at = kAt<&M::qk_norm>, .high = 1},
-    {.name = "post_norms", .at = kAt<&M::post_norms>, .high = 1},
+    {.name = "qk_norm", .at = kAt<&M::qk_norm>, .high = 1,
+     .family = kOf<&F::qk_norm>},
+    {.name = "post_norms", .at = kAt<&M::post_norms>, .high = 1,
+     .family = kOf<&F::post_norms>},
     {.name = "embedding_scale", .at = kAt<&M::embedding_scale>,
-     .derived = RootOfWidth, .mark = 1},
-    {.name = "rope_dim", .at = kAt<&L::rope_dim>,
-     .low = 2, .high = 512, .derived = WholeHead,
-     .gguf = "rope.dimension_count", .mark = 2},
+     .derived = RootOfWidth, .gguf_also = {"embedding_scale"}, .mark = 1},
+    {.name = "rope_dim", .at = kAt<&L::rope_dim>, .low = 2, .high = 512,
+     .derived = WholeHead, .gguf = "rope.dimension_count", .gguf_swa = true,
+     .mark = 2},
     {.name = "biases", .at = kAt<&M::biases>, .high = 1, .fallback = 0,
-     .mark = 3},
+     .family = kOf<&F::biases>, .mark = 3},
     {.name = "lru_width", .at = kAt<&M::lru_width>,
      .layers = kRecurrentLayers, .low = 1, .high = kMaxSize, .fallback = 0,
      .json = "lru_width", .mark = 4},
@@ -145,12 +156,12 @@ constexpr Field kFields[] = {
      .layers = kSlidingLayers, .low = 1, .fallback = 1, .mark = 6},
     {.name = "still_pairs", .at = kAt<&L::still_pairs>,
      .layers = kAttentionLayers, .high = 256, .fallback = 0, .mark = 7},
-    {.name = "value_norm", .at = kAt<&M::value_norm>, .high = 1,
-     .fallback = 0, .mark = 8},
+    {.name = "value_norm", .at = kAt<&M::value_norm>, .high = 1, .fallback = 0,
+     .family = kOf<&F::value_norm>, .mark = 8},
     {.name = "keys_are_values", .at = kAt<&M::keys_are_values>, .high = 1,
      .fallback = 0, .mark = 9},
     {.name = "layer_scales", .at = kAt<&M::layer_scales>, .high = 1,
-     .fallback = 0, .mark = 10},
+     .fallback = 0, .family = kOf<&F::layer_scales>, .mark = 10},
     {.name = "ple_dim", .at = kAt<&M::ple_dim>, .high = 4096,
      .fallback = 0, .gguf = "embedding_length_per_layer_input", .mark = 11},
     {.name = "ple_vocab", .at = kAt<&M::ple_vocab>, .high = kMaxSize,
@@ -164,7 +175,7 @@ constexpr Field kFields[] = {
      .mark = 30},
     // Models of embeddings.
     {.name = "bidirectional", .at = kAt<&M::bidirectional>, .high = 1,
-     .fallback = 0, .mark = 40},
+     .fallback = 0, .family = kOf<&F::bidirectional>, .mark = 40},
     {.name = "dense_dim", .at = kAt<&M::dense_dim>, .high = kMaxSize,
      .fallback = 0, .gguf = "dense_2_feat_out", .mark = 41},
     {.name = "embedding_dim", .at = kAt<&M::embedding_dim>, .high = kMaxSize,
@@ -178,15 +189,17 @@ constexpr Field kFields[] = {
      .high = kMaxSize, .fallback = 0, .mark = 51},
     // AltUp, LAuReL, activation sparsity.
     {.name = "altup_inputs", .at = kAt<&M::altup_inputs>,
-     .high = kMaxAltUpInputs, .fallback = 0,
+     .high = kMaxAltUpInputs, .fallback = 0, .family = kOf<&F::altup_inputs>,
      .gguf = "altup.num_inputs", .json = "altup_num_inputs", .mark = 20},
     {.name = "altup_active", .at = kAt<&M::altup_active>,
      .high = kMaxAltUpInputs, .fallback = 0,
      .gguf = "altup.active_idx", .mark = 20},
     {.name = "altup_correct_scale", .at = kAt<&M::altup_correct_scale>,
-     .high = 1, .fallback = 0, .mark = 21},
+     .high = 1, .fallback = 0, .family = kOf<&F::altup_correct_scale>,
+     .gguf_also = {"altup.correct_scale"}, .mark = 21},
     {.name = "laurel_rank", .at = kAt<&M::laurel_rank>, .high = kMaxSize,
-     .fallback = 0, .json = "laurel_rank", .mark = 22},
+     .fallback = 0, .family = kOf<&F::laurel_rank>, .json = "laurel_rank",
+     .mark = 22},
     {.name = "sparsity_cutoff", .at = kAt<&L::sparsity_cutoff>,
      .low = kNone, .fallback = kNone,
      .gguf = "activation_sparsity_scale", .mark = 23},
@@ -231,11 +244,19 @@ std::vector<double> Field::Get(const M& config) const {
   return differ ? all : std::vector<double>{read[0]};
 }
 
+std::optional<double> Field::First(const M& config) const {
+  if (!at.by_layer) return at.get(config, 0);
+  for (size_t i = 0; i < config.num_layers(); ++i) {
+    if (IsReadIn(config.layers[i])) return at.get(config, i);
+  }
+  return std::nullopt;
+}
+
 void Field::Set(M& config, std::span<const double> values) const {
   if (!at.by_layer) return at.set(config, 0, values[0]);
   for (size_t i = 0; i < config.num_layers(); ++i) {
     if (!IsReadIn(config.layers[i])) continue;
-    at.set(config, i, values[values.size() == 1 ? 0 : i]);
+    at.set(config, i, NumberAt(values, i));
   }
 }
 

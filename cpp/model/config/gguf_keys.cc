@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -17,12 +18,10 @@ namespace {
 
 // Keys that the reader of configurations knows beside those of fields.
 constexpr std::string_view kRead[] = {
-    "attention.key_length_swa",
     "attention.shared_kv_layers",
     "attention.sliding_window_pattern",
     "attention.value_length",
     "attention.value_length_swa",
-    "rope.dimension_count_swa",
     "rope.scaling.factor",
     "rope.scaling.type",
 };
@@ -81,56 +80,29 @@ constexpr std::string_view kMayBeZero[] = {
 // Encoders of images and sound.
 constexpr std::string_view kOtherParts[] = {"vision.", "audio.", "mm."};
 
-template <LayerKind kKind>
-std::optional<double> BaseOf(const ModelConfig& config) {
-  for (const LayerConfig& layer : config.layers) {
-    if (layer.kind == kKind) return layer.rope_base;
-  }
-  return std::nullopt;
-}
+double Nothing(const ModelConfig&) { return 0; }
+double One(const ModelConfig&) { return 1; }
 
-std::optional<double> Nothing(const ModelConfig&) { return 0; }
-std::optional<double> One(const ModelConfig&) { return 1; }
-
-// Keys that say what the configuration says otherwise, or switch on what no
-// Gemma has: the value that they must have, nullopt for any.
+// Keys that say otherwise what a field says, or switch on what no Gemma has:
+// the value that they must have.
 constexpr struct {
   std::string_view key;
-  std::optional<double> (*expected)(const ModelConfig& config);
+  double (*expected)(const ModelConfig& config);
 } kFixed[] = {
-    {"altup.correct_scale",
-     [](const ModelConfig& config) -> std::optional<double> {
-       return config.altup_correct_scale;
-     }},
     {"attention.causal",
-     [](const ModelConfig& config) -> std::optional<double> {
-       return !config.bidirectional;
-     }},
-    {"attention.scale",
-     [](const ModelConfig& config) -> std::optional<double> {
-       return config.query_scale;
+     [](const ModelConfig& config) {
+       return config.bidirectional ? 0.0 : 1.0;
      }},
     {"embedding_length_out",
-     [](const ModelConfig& config) -> std::optional<double> {
+     [](const ModelConfig& config) {
        return static_cast<double>(config.hidden_size);
-     }},
-    {"embedding_scale",
-     [](const ModelConfig& config) -> std::optional<double> {
-       return config.embedding_scale;
      }},
     {"expert_group_count", Nothing},
     {"expert_shared_count", Nothing},
-    {"head_dim",
-     [](const ModelConfig& config) -> std::optional<double> {
-       return static_cast<double>(config.layers[0].head_dim);
-     }},
     {"nextn_predict_layers", Nothing},
     {"pooling_type", Nothing},
-    {"rope.freq_base_local", BaseOf<LayerKind::kSliding>},
-    {"rope.global.freq_base", BaseOf<LayerKind::kFull>},
-    {"rope.local.freq_base", BaseOf<LayerKind::kSliding>},
     {"rope.scale_linear",
-     [](const ModelConfig& config) -> std::optional<double> {
+     [](const ModelConfig& config) {
        return FieldNamed("rope_factor_full").Get(config)[0];
      }},
     {"rope.scaling.attn_factor", One},
@@ -145,10 +117,30 @@ bool IsRead(std::string_view key, const ModelConfig& config) {
   if (IsAmong(kReadInEmbeddings, key)) return config.bidirectional;
   if (IsAmong(kReadInDrafters, key)) return config.target_hidden != 0;
   if (IsAmong(kRead, key)) return true;
-  const auto fields = Fields();
-  return std::any_of(fields.begin(), fields.end(), [&](const Field& field) {
-    return field.gguf != nullptr && field.gguf == key;
-  });
+  for (const Field& field : Fields()) {
+    if (field.gguf == nullptr || !key.starts_with(field.gguf)) continue;
+    const std::string_view rest = key.substr(std::strlen(field.gguf));
+    if (rest.empty() || (field.gguf_swa && rest == "_swa")) return true;
+  }
+  return false;
+}
+
+// The value that the key must have; nullopt for any. Throws Mismatch for a key
+// that is not known.
+std::optional<double> ExpectedOf(const GgufFile& file, const std::string& full,
+                                 std::string_view key,
+                                 const ModelConfig& config) {
+  for (const Field& field : Fields()) {
+    for (const char* const also : field.gguf_also) {
+      if (also != nullptr && key == also) return field.First(config);
+    }
+  }
+  for (const auto& row : kFixed) {
+    if (key == row.key) return row.expected(config);
+  }
+  throw Mismatch(StrCat(file.path(), ": found metadata ", full,
+                        ", expected none of this name: what it changes in a ",
+                        config.architecture, " model is not known"));
 }
 
 // A number or a flag; nullopt for anything else.
@@ -205,16 +197,7 @@ void CheckGgufKeys(const GgufFile& file, const ModelConfig& config) {
       continue;
     }
     if (IsAmong(kMayBeZero, key) && NumberOf(*file.Get(full)) == 0.0) continue;
-    const auto fixed =
-        std::find_if(std::begin(kFixed), std::end(kFixed),
-                     [&](const auto& row) { return row.key == key; });
-    if (fixed == std::end(kFixed)) {
-      throw Mismatch(StrCat(file.path(), ": found metadata ", full,
-                            ", expected none of this name: what it changes "
-                            "in a ",
-                            config.architecture, " model is not known"));
-    }
-    if (const auto expected = fixed->expected(config)) {
+    if (const auto expected = ExpectedOf(file, full, key, config)) {
       CheckFixed(file, full, *expected);
     }
   }

@@ -264,7 +264,7 @@ TEST_P(CacheChecklistTest, Checklist14_AFailureThatPassesIsNobodys) {
       caches.push_back(NewCache());
       jobs.push_back({caches.back(), prompt, Options(6)});
     }
-    const size_t before = gemma_->preemptions();
+    const size_t before = gemma_->stats().preemptions;
     pool_->FailAfter(k);
     const auto requests = gemma_->Start(jobs);
     for (size_t i = 0; i < requests.size(); ++i) {
@@ -272,7 +272,7 @@ TEST_P(CacheChecklistTest, Checklist14_AFailureThatPassesIsNobodys) {
       EXPECT_EQ(requests[i]->Result().token_ids, expected[i]) << k;
       EXPECT_EQ(caches[i]->tokens(), Joined(prompts[i], expected[i]));
     }
-    EXPECT_EQ(gemma_->preemptions(), before + 1) << k;
+    EXPECT_EQ(gemma_->stats().preemptions, before + 1) << k;
   }
   pool_->FailAfter(0);
 }

@@ -130,11 +130,11 @@ TEST_F(DraftModelTest, FewerStepsOfTheTarget) {
     options.seed = 5;
     const Tokens expected =
         gemma_->Generate(NewCache(), prompt, options).token_ids;
-    const size_t before = gemma_->steps();
+    const size_t before = gemma_->stats().steps;
     const GenerateResult found =
         gemma_->Generate(NewCache(), prompt, Drafted(options));
     EXPECT_EQ(found.token_ids, expected);
-    EXPECT_LT(gemma_->steps() - before, 60u) << temperature;
+    EXPECT_LT(gemma_->stats().steps - before, 60u) << temperature;
     EXPECT_GT(found.accepted, 60u) << temperature;
     EXPECT_LE(found.accepted, found.drafted);
   }
@@ -147,11 +147,11 @@ TEST_F(DraftModelTest, FollowsForksAndRewinds) {
   const std::shared_ptr<KVCache> cache = NewCache();
   const auto rows = [&](const std::shared_ptr<KVCache>& on,
                         const Tokens& prompt) {
-    const size_t before = gemma_->draft_rows();
+    const size_t before = gemma_->stats().draft_rows;
     const std::shared_ptr<KVCache> same = on->Fork();
     const Tokens found =
         gemma_->Generate(on, prompt, Drafted(NoStop(24))).token_ids;
-    const size_t took = gemma_->draft_rows() - before;
+    const size_t took = gemma_->stats().draft_rows - before;
     EXPECT_EQ(found, gemma_->Generate(same, prompt, NoStop(24)).token_ids);
     return took;
   };
@@ -178,9 +178,9 @@ TEST_F(DraftModelTest, TenantsFindTheirOwn) {
   const auto rows = [&](size_t tenant) {
     const auto mine =
         gemma_->WithPrefix(gemma_->MakePrefixView(prefix, salts[tenant]));
-    const size_t before = gemma_->draft_rows();
+    const size_t before = gemma_->stats().draft_rows;
     mine->Generate(NewCache(), prompt, Drafted(NoStop(20)));
-    return gemma_->draft_rows() - before;
+    return gemma_->stats().draft_rows - before;
   };
   EXPECT_GT(rows(0), 480u);
   EXPECT_GT(rows(1), 480u);
@@ -193,10 +193,10 @@ TEST_F(DraftModelTest, SaltsFindTheirOwnWithoutAPrefixCache) {
   const std::array<uint8_t, 1> salts[] = {{1}, {2}};
   const Tokens prompt = RandomTokens(500, 1);
   const auto rows = [&](const Gemma& mine) {
-    const size_t before = gemma_->draft_rows();
+    const size_t before = gemma_->stats().draft_rows;
     std::shared_ptr<Gemma>(mine.WithPrefix(nullptr))
         ->Generate(NewCache(), prompt, Drafted(NoStop(20)));
-    return gemma_->draft_rows() - before;
+    return gemma_->stats().draft_rows - before;
   };
   const std::shared_ptr<Gemma> first = gemma_->WithSalt(salts[0]);
   const std::shared_ptr<Gemma> second = gemma_->WithSalt(salts[1]);

@@ -229,14 +229,15 @@ TEST_F(ForkTest, AChildCountsItsOwnSteps) {
   const Gemma::Job job{NewCache(), prompt_, NoStop(400), true};
   const auto stream = gemma_->Start({&job, 1})[0];
   ASSERT_TRUE(stream->NextEvent());
-  EXPECT_GT(gemma_->steps(), 0u);
+  EXPECT_GT(gemma_->stats().steps, 0u);
   EXPECT_EQ(StatusOf([&] {
-              if (gemma_->steps() != 0 || gemma_->preemptions() != 0 ||
+              if (gemma_->stats().steps != 0 ||
+                  gemma_->stats().preemptions != 0 ||
                   gemma_->profile().phases[0].steps != 0) {
                 return false;
               }
               gemma_->Generate(NewCache(), prompt_, NoStop(2));
-              return gemma_->steps() == 2;
+              return gemma_->stats().steps == 2;
             }),
             0);
   stream->Stop(TokenStream::Interrupt::kCancel);

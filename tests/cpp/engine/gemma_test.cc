@@ -163,14 +163,14 @@ TEST_F(GemmaTest, BatchSharesStepsAndKeepsTheOrder) {
   for (size_t i = 0; i < 5; ++i) {
     jobs.push_back({caches[i], prompts[i], NoStop(10 + i), false});
   }
-  const size_t before = gemma_->steps();
+  const size_t before = gemma_->stats().steps;
   const auto requests = gemma_->Start(jobs);
   for (const auto& request : requests) {
     while (!request->WaitDone(std::chrono::seconds(1))) {
     }
   }
   // One step of prefill and one for each further token of the longest.
-  EXPECT_EQ(gemma_->steps() - before, 14u);
+  EXPECT_EQ(gemma_->stats().steps - before, 14u);
   for (size_t i = 0; i < 5; ++i) {
     EXPECT_EQ(
         requests[i]->Result().token_ids,
@@ -651,7 +651,7 @@ TEST_F(GemmaTest, ProfileSumsToTheTimeOfSteps) {
   EXPECT_EQ(prefill.rows, 200u);
   EXPECT_EQ(decode.steps, 8u);
   EXPECT_EQ(decode.rows, 8u);
-  EXPECT_EQ(prefill.loops + decode.loops, gemma_->parallel_loops());
+  EXPECT_EQ(prefill.loops + decode.loops, gemma_->stats().parallel_loops);
   EXPECT_LE(prefill.seconds + decode.seconds, all.count());
   for (const PhaseProfile* phase : {&prefill, &decode}) {
     double sum = 0;
@@ -685,7 +685,7 @@ TEST_F(GemmaTest, ProfileIsSoundBehindARequestThatFails) {
     seconds += phase.seconds;
     for (const double part : phase.part_s) parts += part;
   }
-  EXPECT_EQ(steps, gemma_->steps());
+  EXPECT_EQ(steps, gemma_->stats().steps);
   EXPECT_NEAR(parts, seconds, 1e-8 * kStepParts);
 }
 

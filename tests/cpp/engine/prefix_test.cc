@@ -183,7 +183,7 @@ TEST_P(PrefixTest, IdenticalPromptsAtOnceAreReadOnce) {
   const GenerateResult expected = Run(cold, prompt, 8, PrefixMode::kOff);
   std::vector<Gemma::Job> jobs;
   for (size_t i = 0; i < 32; ++i) jobs.push_back(Job(NewCache(), prompt, 8));
-  const size_t before = gemma_->steps();
+  const size_t before = gemma_->stats().steps;
   const Streams streams = gemma_->Start(jobs);
   size_t computed = 0;
   for (const auto& stream : streams) {
@@ -192,7 +192,7 @@ TEST_P(PrefixTest, IdenticalPromptsAtOnceAreReadOnce) {
     computed += prompt.size() - stream->Result().cached_tokens;
   }
   EXPECT_EQ(computed, 500u + 31u);
-  EXPECT_LE(gemma_->steps() - before, 500u / 64 + 2 + 16);
+  EXPECT_LE(gemma_->stats().steps - before, 500u / 64 + 2 + 16);
 }
 
 TEST_P(PrefixTest, ThoseThatFollowWaitUpToTheCommonPrefixOnly) {
@@ -224,7 +224,7 @@ TEST_P(PrefixTest, ACancelledLeaderLeavesWhatItComputed) {
   const auto first = gemma_->Start({&leader, 1})[0];
   const Gemma::Job follower = Job(NewCache(), prompt, 4);
   const auto second = gemma_->Start({&follower, 1})[0];
-  while (gemma_->steps() < 30) std::this_thread::yield();
+  while (gemma_->stats().steps < 30) std::this_thread::yield();
   first->Stop(TokenStream::Interrupt::kAbort);
   second->WaitDone();
   EXPECT_GE(second->Result().prefix.ram, 8u * 20);
@@ -274,7 +274,7 @@ TEST_P(PrefixTest, AModelWithAPrefixCacheUsesItWhereOptionsLetIt) {
   EXPECT_EQ(run(*with, PrefixMode::kOff), 0u);
   EXPECT_GE(run(*with, PrefixMode::kOn), 256u);
   EXPECT_EQ(run(*gemma_, PrefixMode::kOn), 0u);
-  EXPECT_EQ(with->steps(), gemma_->steps());
+  EXPECT_EQ(with->stats().steps, gemma_->stats().steps);
   // It lives for as long as one of them.
   gemma_ = with;
   EXPECT_GE(run(*with, PrefixMode::kOn), 256u);

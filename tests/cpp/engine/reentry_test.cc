@@ -167,7 +167,7 @@ TEST_F(ReentryTest, ACallThatWaitsForNothingWorks) {
     works += own.nbytes() + own.shared_nbytes() > 0 || own.computed() == 0;
     works += KVCache::FromBytes(own.ToBytes())->length() == 3;
     if (row == 0) works += idle->Truncate(1).replay_tokens == 0;
-    works += gemma_->steps() > 0;
+    works += gemma_->stats().steps > 0;
   });
   EXPECT_EQ(works, 13);
   EXPECT_EQ(idle->length(), 1u);

@@ -142,16 +142,16 @@ TEST_F(SchedulerTest, APromptBesideManyThatDecodeGetsItsTurn) {
     jobs.push_back({NewCache(), prompt, NoStop(900)});
   }
   const Streams running = gemma_->Start(jobs);
-  while (gemma_->steps() < 10) std::this_thread::yield();
+  while (gemma_->stats().steps < 10) std::this_thread::yield();
   // Steps also run while the machine takes the processor from this thread: the
   // least of some tries counts.
   size_t fewest = SIZE_MAX;
   const Tokens prompt = RandomTokens(100, 99);
   for (int tries = 0; tries < 5; ++tries) {
-    const size_t before = gemma_->steps();
+    const size_t before = gemma_->stats().steps;
     const auto cache = NewCache();
     EXPECT_EQ(gemma_->Generate(cache, prompt, NoStop(1)).token_ids.size(), 1u);
-    fewest = std::min(fewest, gemma_->steps() - before);
+    fewest = std::min(fewest, gemma_->stats().steps - before);
   }
   EXPECT_LE(fewest, 10u);
   for (const auto& stream : running) {
@@ -293,7 +293,8 @@ TEST_P(ManyRequestsTest, TheWorkForOneDoesNotGrowWithTheOthers) {
         EXPECT_EQ(stream->Result().token_ids.size(), 2u);
       }
     }
-    return static_cast<double>(gemma_->looks()) / static_cast<double>(count);
+    return static_cast<double>(gemma_->stats().looks) /
+           static_cast<double>(count);
   };
   // A few for each step, and for each one that runs beside it.
   EXPECT_LT(looks_of(50), 100);
@@ -624,7 +625,7 @@ TEST_P(PreemptionTest, ASmallPoolGivesTheBitsOfALargeOne) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_GT(gemma_->preemptions(), 0u);
+  EXPECT_GT(gemma_->stats().preemptions, 0u);
   EXPECT_EQ(small->bytes_in_use(), 0u);
 }
 
@@ -691,10 +692,10 @@ TEST_F(SchedulerTest, StreamsGiveWay) {
     const auto stream = gemma_->Start({&job, 1})[0];
     Tokens read = {stream->NextEvent()->token_id};
     while (!stream->waits_for_reader()) std::this_thread::yield();
-    const size_t before = gemma_->preemptions();
+    const size_t before = gemma_->stats().preemptions;
     const auto other = NewCache(0, pool);
     EXPECT_EQ(gemma_->Generate(other, prompt, NoStop(40)).token_ids, whole);
-    EXPECT_GT(gemma_->preemptions(), before);
+    EXPECT_GT(gemma_->stats().preemptions, before);
     other->Reset();
     if (cancel) {
       stream->Stop(TokenStream::Interrupt::kCancel);
@@ -786,7 +787,7 @@ TEST_F(SchedulerTest, ComesBackWhereItJustFits) {
   const auto other = NewCache(0, pool);
   EXPECT_EQ(gemma_->Generate(other, prompt, NoStop(230)).token_ids, whole);
   other->Reset();
-  EXPECT_GT(gemma_->preemptions(), 0u);
+  EXPECT_GT(gemma_->stats().preemptions, 0u);
   while (const auto event = stream->NextEvent()) {
     read.push_back(event->token_id);
   }
@@ -802,11 +803,11 @@ TEST_F(SchedulerTest, OtherPoolsAreLeftAlone) {
   const auto elsewhere = NewCache();
   const Gemma::Job job{elsewhere, prompt, NoStop(900)};
   const auto stream = gemma_->Start({&job, 1})[0];
-  while (gemma_->steps() < 20) std::this_thread::yield();
+  while (gemma_->stats().steps < 20) std::this_thread::yield();
   const auto small = BlockPool::Create(probe->nbytes() / 2);
   const auto cache = NewCache(0, small);
   EXPECT_THROW(gemma_->Generate(cache, prompt, NoStop(1)), CacheFull);
-  EXPECT_EQ(gemma_->preemptions(), 0u);
+  EXPECT_EQ(gemma_->stats().preemptions, 0u);
   stream->Abort();
 }
 
@@ -871,7 +872,7 @@ TEST_P(DrafterTest, GuessesChangeStepsAndNoBit) {
       const auto cache = NewCache(capacity);
       Gemma::Job job{cache, prompt, options};
       job.drafter = std::make_shared<KnownTokens>(whole, rights[r]);
-      const size_t before = gemma_->steps();
+      const size_t before = gemma_->stats().steps;
       const auto stream = gemma_->Start({&job, 1})[0];
       stream->WaitDone();
       const GenerateResult& found = stream->Result();
@@ -880,7 +881,8 @@ TEST_P(DrafterTest, GuessesChangeStepsAndNoBit) {
       EXPECT_EQ(found.text, expected.text) << i << " " << r;
       EXPECT_EQ(found.finish_reason, expected.finish_reason);
       if (r == 0) {
-        EXPECT_LE(gemma_->steps() - before, 2 + found.token_ids.size() / 8 + 1);
+        EXPECT_LE(gemma_->stats().steps - before,
+                  2 + found.token_ids.size() / 8 + 1);
       }
       // The caches are the same to the bit, and so is what follows.
       EXPECT_EQ(cache->tokens(), plain->tokens());
@@ -1738,9 +1740,9 @@ TEST_F(SchedulerTest, ForcedTokensComeSeveralAStep) {
     Gemma::Job job{NewCache(), prompt, options};
     job.drafter = std::make_shared<NoGuesses>();
     job.constraint = std::make_shared<Forcing>(forms, false);
-    const size_t before = gemma_->steps();
+    const size_t before = gemma_->stats().steps;
     const GenerateResult result = ReplyOf(*gemma_->Start({&job, 1})[0]).result;
-    return std::pair(result, gemma_->steps() - before);
+    return std::pair(result, gemma_->stats().steps - before);
   };
   const auto [plain, slow] = run(Speculate::kOff, NoStop(100));
   EXPECT_EQ(plain.token_ids.size(), 14u);
@@ -1871,7 +1873,7 @@ TEST_F(SchedulerTest, AStreamWithForcedTokensGivesWay) {
     EXPECT_EQ(read_all(*stream, read), whole);
     EXPECT_GT(stream->Result().accepted, 0u);
   }
-  EXPECT_GE(gemma_->preemptions(), 5u);
+  EXPECT_GE(gemma_->stats().preemptions, 5u);
 }
 
 // ---- Rows that are no logits ----

@@ -45,16 +45,16 @@ class TargetDrafterTest : public ::testing::Test {
 };
 
 TEST_F(TargetDrafterTest, FewerStepsOfTheTarget) {
-  const size_t before = gemma_->steps();
+  const size_t before = gemma_->stats().steps;
   const GenerateResult found =
       gemma_->Generate(NewCache(), RandomTokens(40, 1), Same(120));
   EXPECT_EQ(found.token_ids, Tokens(120, 30));
-  EXPECT_LT(gemma_->steps() - before, 30u);
+  EXPECT_LT(gemma_->stats().steps - before, 30u);
   EXPECT_GT(found.accepted, 90u);
   EXPECT_LE(found.accepted, found.drafted);
   // A row for each guess: it reads no prompt.
-  EXPECT_GE(gemma_->draft_rows(), found.drafted);
-  EXPECT_LE(gemma_->draft_rows(), 125u);
+  EXPECT_GE(gemma_->stats().draft_rows, found.drafted);
+  EXPECT_LE(gemma_->stats().draft_rows, 125u);
 }
 
 // Those that decode together are rows of the same rounds.
@@ -71,7 +71,7 @@ TEST_F(TargetDrafterTest, ManyShareTheRounds) {
   for (size_t i = 0; i < prompts.size(); ++i) {
     jobs.push_back({caches[i], prompts[i], options[i]});
   }
-  const size_t before = gemma_->steps();
+  const size_t before = gemma_->stats().steps;
   size_t accepted = 0;
   for (const auto& stream : gemma_->Start(jobs)) {
     stream->WaitDone();
@@ -79,7 +79,7 @@ TEST_F(TargetDrafterTest, ManyShareTheRounds) {
     EXPECT_EQ(found.token_ids, Tokens(100, 30));
     accepted += found.accepted;
   }
-  EXPECT_LT(gemma_->steps() - before, 40u);
+  EXPECT_LT(gemma_->stats().steps - before, 40u);
   EXPECT_GT(accepted, 300u);
 }
 
@@ -88,12 +88,12 @@ TEST_F(TargetDrafterTest, ManyShareTheRounds) {
 TEST_F(TargetDrafterTest, FollowsForksAndRewinds) {
   const auto cache = NewCache();
   const auto rows = [&](const std::shared_ptr<KVCache>& on, size_t prompt) {
-    const size_t before = gemma_->draft_rows();
+    const size_t before = gemma_->stats().draft_rows;
     const GenerateResult found = gemma_->Generate(
         on, RandomTokens(prompt, 3), Same(50));
     EXPECT_EQ(found.token_ids, Tokens(50, 30));
     EXPECT_GT(found.accepted, 30u);
-    return gemma_->draft_rows() - before;
+    return gemma_->stats().draft_rows - before;
   };
   EXPECT_LT(rows(cache, 300), 60u);
   const std::shared_ptr<KVCache> fork = cache->Fork();
@@ -111,10 +111,10 @@ TEST_F(TargetDrafterTest, TheTargetKeepsItAlive) {
             30u);
   GenerateOptions plain = Same(60);
   plain.speculate = Speculate::kOff;
-  const size_t before = gemma_->draft_rows();
+  const size_t before = gemma_->stats().draft_rows;
   EXPECT_EQ(gemma_->Generate(NewCache(), RandomTokens(9, 1), plain).drafted,
             0u);
-  EXPECT_EQ(gemma_->draft_rows(), before);
+  EXPECT_EQ(gemma_->stats().draft_rows, before);
   const auto without = gemma_->WithDraft(nullptr);
   EXPECT_FALSE(without->has_draft());
 }

@@ -527,6 +527,16 @@ TEST(ConfigTest, LayersMayDiffer) {
   EXPECT_EQ(refused(values), "heads of layer 7 is 5000, expected 1..4096");
 }
 
+TEST(ConfigTest, TheFirstValueIsOfALayerThatReadsTheField) {
+  const ModelConfig& gemma4 = ConfigOf(ModelType::kGemma4_31B);
+  EXPECT_EQ(FieldNamed("head_dim").First(gemma4), 256);
+  EXPECT_EQ(FieldNamed("rope_base_full").First(gemma4), 1e6);
+  EXPECT_EQ(FieldNamed("query_scale").First(gemma4), 1);
+  EXPECT_EQ(FieldNamed("rope_base_full")
+                .First(ConfigOf(ModelType::kRecurrentGemma_2B)),
+            std::nullopt);
+}
+
 // Arrays with a number for each layer, as files of later families have.
 TEST(ConfigTest, FilesMayStateANumberForEachLayer) {
   const ModelConfig& table = ConfigOf(ModelType::kGemma3_270M);
@@ -858,6 +868,23 @@ TEST(ConfigTest, BadFilesAreRefusedWithTheKey) {
   GgufBuilder eos = BuilderFor(good);
   eos.Set("tokenizer.ggml.eos_token_id", uint32_t{300000});
   EXPECT_NE(message(eos).find("eos_token_id"), std::string::npos);
+}
+
+// Ollama's files of EmbeddingGemma call it a Gemma 3.
+TEST(ConfigTest, ErrorsNameTheKeyThatTheFileHas) {
+  ModelConfig table = ConfigOf(ModelType::kEmbeddingGemma_300M);
+  table.architecture = "gemma3";
+  const std::vector<uint8_t> value(4);
+  GgufBuilder builder = BuilderFor(table);
+  builder.Set("gemma3.pooling_type", uint32_t{1})
+      .AddRaw("dense_2.weight", 99, {768, 3072}, value);
+  EXPECT_EQ(Load(builder).name, "embeddinggemma-300m");
+  try {
+    Load(builder.Set("gemma3.rope.scaling.type", "yarn"));
+    FAIL();
+  } catch (const Mismatch& error) {
+    EXPECT_TRUE(Says(error.what(), {"gemma3.rope.scaling.type", "'yarn'"}));
+  }
 }
 
 TEST(ConfigTest, ValidateNamesTheField) {
