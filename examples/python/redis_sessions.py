@@ -7,8 +7,9 @@ Each run is a process of its own. Redis holds the messages of the conversation,
 a few hundred bytes; keys and values are in the remote tier of the prefix cache,
 once for all conversations that begin alike, and come from there where loading
 is quicker than computing. Where the server is gone or has evicted them, the
-answer is the same, only later. Needs `pip install "gemmakv[redis]"` and a
-server (`--url`); GEMMAKV_PREFIX_CACHE_SECRET signs what is stored.
+answer is the same, only later. Needs a server (`--url`) and
+`.venv/bin/pip install "gemmakv[redis]"`; GEMMAKV_PREFIX_CACHE_SECRET signs what
+is stored.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
     gemma = gemmakv.Gemma.load("gemma-3-270m")
     cache = gemmakv.create_kv_cache(gemma.model_type)
-    print(gemma.generate(cache, "The capital of France is", max_tokens=16))
+    print(gemma.generate(cache, "Once upon a time", max_tokens=16).text)
 
 Weights are immutable and shared by any number of conversations; a
 conversation is its `KVCache`.

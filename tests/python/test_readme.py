@@ -79,7 +79,9 @@ def test_readme_shows_the_first_screen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    first_screen.show(TerminalView(), "gemma-3-270m", ".venv/bin/gemmakv")
+    first_screen.show(
+        TerminalView(), "gemma-3-270m", ".venv/bin/gemmakv", ".venv/bin/pip"
+    )
     said = textwrap.indent(capsys.readouterr().out, "    ")
     shown = (ROOT / "README.md").read_text("utf-8")
     assert re.sub(" +\n", "\n", said) in shown

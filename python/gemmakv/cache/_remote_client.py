@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Protocol, runtime_checkable
 
+from gemmakv._support.extras import install_command
+
 __all__ = ["CHUNK_BYTES", "RemoteStore", "import_extra"]
 
 # Values are never larger (kRemoteChunkBytes).
@@ -64,5 +66,5 @@ def import_extra(name: str, extra: str) -> ModuleType:
     except ImportError as error:
         raise ImportError(
             f"remote: needs the package {name.partition('.')[0]}; install it "
-            f'with: pip install "gemmakv[{extra}]"'
+            f"with: {install_command(extra)}"
         ) from error

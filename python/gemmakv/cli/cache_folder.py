@@ -46,6 +46,9 @@ def stats(folder: str = _DIR, as_json: bool = _JSON) -> None:
         console.write(json.dumps(document) + "\n")
         return
     groups = document.pop("groups")
+    if budget is None:
+        # The folder itself has none: who opens it says what it may take.
+        document["budget"] = "that of the program that uses it"
     for name in ("oldest", "newest"):
         document[name] = _time(document[name])
     table = console.table("salt", "kind", "entries", "bytes", left=2)

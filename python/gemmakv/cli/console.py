@@ -28,6 +28,7 @@ from gemmakv._support.sizes import in_bytes
 from gemmakv.cache._prefix import PrefixCache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.models import _catalog as models
+from gemmakv.models._aliases import ALIASES
 
 _MAX_TEXT_BYTES = 64 << 20  # far beyond what fits into a context
 
@@ -177,7 +178,9 @@ def load_progress() -> AbstractContextManager[ShowProgress | None]:
 def fetch(model: str) -> str:
     """Path of a model's file, with a progress bar if it is not here yet."""
     columns = (DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with work_progress("downloading", *columns) as progress:
+    # The file of an alias is made of what a package brought.
+    what = "copying" if model in ALIASES else "downloading"
+    with work_progress(what, *columns, at_once=False) as progress:
         return models.resolve(model, progress)
 
 
@@ -260,9 +263,12 @@ def load_draft(
 
 @contextmanager
 def work_progress(
-    what: str, *amounts: ProgressColumn
+    what: str, *amounts: ProgressColumn, at_once: bool = True
 ) -> Iterator[ShowProgress | None]:
-    """A progress bar on stderr for the body; None without a terminal."""
+    """A progress bar on stderr for the body; None without a terminal.
+
+    Without `at_once` it appears when there is progress to show.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -277,6 +283,12 @@ def work_progress(
 
     def show(done: int, total: int) -> None:
         bar.update(task, completed=done, total=total)
+        bar.start()  # if it has not been
 
-    with bar:
+    if at_once:
+        bar.start()
+    try:
         yield show
+    finally:
+        if bar.live.is_started:
+            bar.stop()

@@ -68,6 +68,12 @@ def list_models(as_json: bool = _JSON) -> None:
     total = in_bytes(sum(model.nbytes for model in models))
     console.write(console.render(table) if models else "")
     console.write(f"{total} in {count(len(models), 'model')}\n")
+    for name in local.packaged_models():
+        if all(name != model.name for model in models):
+            console.write(
+                f"{name} is not among them: a package has it, and its next "
+                "use makes its file again\n"
+            )
 
 
 def _complete_local(incomplete: str) -> list[str]:

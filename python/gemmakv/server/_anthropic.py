@@ -416,7 +416,7 @@ def _parts(content: Any, where: str, first: int = 0) -> list[dict[str, str]]:
     for i, block in enumerate(content, first):
         kind = block.get("type") if isinstance(block, Mapping) else None
         if not isinstance(kind, str):
-            raise invalid(f"{where}[{i}].type", "expected it, found none")
+            raise invalid(f"{where}[{i}].type", "missing: it has to be there")
         if kind != "text":
             raise missing(f"{where}[{i}].type", kind[:40])
         text = _text(block, "text", f"{where}[{i}]")

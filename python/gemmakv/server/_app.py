@@ -214,10 +214,14 @@ class App:
         return any(pattern.match(path) for pattern in self._patterns)
 
     def _nearest(self, path: str) -> str:
-        """Names the route that is most like a path which none has."""
+        """Names the route that a path which none has is meant to be, if one is
+        much like it, else where all are.
+        """
         tried = path[:_LONGEST_PATH].lower()
         known = sorted(one for one in self._paths if one != "/")
-        found = difflib.get_close_matches(tried, known, 1, cutoff=0.0)
+        found = difflib.get_close_matches(tried, known, 1)
+        if not found:
+            return ", GET /openapi.json lists them all"
         [nearest] = found
         methods = [m for m, one in self._exact if one == nearest]
         return f", the nearest is {' and '.join(methods)} {nearest}"

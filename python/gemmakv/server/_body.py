@@ -118,7 +118,7 @@ def typed(document: dict[str, Any], shape: type[_T], texts: bool = False) -> _T:
         lacking = _MISSING.fullmatch(what)
         if lacking:
             path = f"{path}.{lacking['name']}".lstrip(".")
-            what = "expected it, found none"
+            what = "missing: it has to be there"
         what = what[:1].lower() + what[1:]
         what = what.replace(", got", ", found")
         if texts:  # all are `str`

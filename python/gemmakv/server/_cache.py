@@ -145,7 +145,7 @@ async def unpin(call: Call) -> None:
     if found is None:
         raise RequestError(
             404,
-            f"pin: there is no {id[:60]!r} of this key",
+            f"pin: there is no {id[:60]!r} among yours",
             param="pin",
             code="pin_not_found",
         )

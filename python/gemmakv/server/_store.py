@@ -657,7 +657,7 @@ class Store:
         if row is None:
             raise RequestError(
                 404,
-                f"session: there is no {id[:60]!r} of this key",
+                f"session: there is no {id[:60]!r} among yours",
                 param="session",
                 code="session_not_found",
             )
@@ -690,7 +690,7 @@ class Store:
         except RequestError:
             raise RequestError(
                 404,
-                f"after: there is no session {id[:60]!r} of this key, or none "
+                f"after: there is no session {id[:60]!r} among yours, or none "
                 "any more; expected the last_id of a page, or none to begin "
                 "again",
                 param="after",
@@ -706,7 +706,7 @@ class Store:
         ):
             raise RequestError(
                 404,
-                f"there is no response {id[:60]!r} of this key",
+                f"there is no response {id[:60]!r} among yours",
                 param="previous_response_id",
                 code="response_not_found",
             )

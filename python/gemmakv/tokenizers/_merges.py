@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, NoReturn
 
+from gemmakv._support.extras import install_command
 from gemmakv.errors import (
     CorruptFile,
     GemmaKVError,
@@ -74,7 +75,7 @@ def import_tokenizers(name: str) -> Any:
     except ImportError as error:
         raise GemmaKVError(
             f"{name}: reading it needs the package tokenizers ({error}); "
-            'install it with: pip install "gemmakv[tokenizers]"'
+            f"install it with: {install_command('tokenizers')}"
         ) from None
 
 

@@ -165,6 +165,8 @@ def test_models_of_packages(
     assert one["nbytes"] == os.path.getsize(model_path)
     assert cli("rm", "-y", "gemma-3-270m", **env).returncode == 0
     assert list(Path(one["path"]).parent.iterdir()) == []
+    told = cli("list", **env).stdout.decode()
+    assert "in 0 models" in told and "gemma-3-270m" in told
 
 
 @pytest.mark.parametrize("answer, stays", [("n", True), ("y", False)])

@@ -205,6 +205,30 @@ def test_notes_left_are_told_once_and_a_lost_terminal_does_no_harm() -> None:
         notes.add("three")
 
 
+@pytest.mark.parametrize(
+    "model, steps, said",
+    [
+        ("gemma-3-270m", [1, 2], "copying"),
+        ("org/repo", [1, 2], "downloading"),
+        ("org/repo", [], ""),
+    ],
+)
+def test_the_bar_says_what_is_done_if_anything(
+    monkeypatch: pytest.MonkeyPatch, model: str, steps: list[int], said: str
+) -> None:
+    def resolve(name: str, progress: Callable[[int, int], None]) -> str:
+        for step in steps:
+            progress(step, 2)
+        return name
+
+    screen = _Stream(terminal=True)
+    monkeypatch.setattr(console.models, "resolve", resolve)
+    monkeypatch.setattr(sys, "stderr", screen)
+    assert console.fetch(model) == model
+    text = "".join(screen.lines())
+    assert said in text and bool(text) == bool(said)
+
+
 def test_notes_follow_the_first_reply_on_a_terminal(run: Run) -> None:
     code, lines = run("chat", on_terminal=True)
     assert code == 0

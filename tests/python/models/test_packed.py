@@ -415,6 +415,37 @@ def test_files_are_listed_with_their_models(
 
 
 @pytest.mark.parametrize(
+    "name, removed",
+    [
+        ("gemma-3-270m", [1, 2]),  # as README and `gemmakv list` have it
+        ("gemma-3-270m-q4", [1, 2]),
+        ("gemma-3-270m-i", [3]),
+        ("0000000000000000000000000000000", []),
+        (f"{4:032x}", [4]),
+        ("gemma-3", []),
+        ("gemma3-270m", []),
+        ("", []),
+    ],
+)
+def test_files_are_removed_by_a_name_or_the_beginning_of_one(
+    cli: RunCli, tmp_path: Path, name: str, removed: list[int]
+) -> None:
+    sources = {
+        1: "/c/gemma-3-270m-q4_k_m.gguf",
+        2: "/c/gemma-3-270m-q4_k_m.gguf",
+        3: "/c/gemma-3-270m-it.gguf",
+    }
+    paths = {number: _make(tmp_path, number) for number in range(1, 5)}
+    for number, source in sources.items():
+        path = paths[number]
+        note = {"sources": [source], "quantize": None}
+        path.with_name(path.name + ".json").write_text(json.dumps(note))
+    done = cli("packed", "--folder", tmp_path, "--remove", name)
+    assert done.returncode == (0 if removed else 1)
+    assert [n for n, path in paths.items() if not path.exists()] == removed
+
+
+@pytest.mark.parametrize(
     "source, name",
     [
         ("/a/m.gguf", "m.gguf"),

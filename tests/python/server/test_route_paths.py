@@ -112,6 +112,7 @@ def test_metrics_and_logs_have_the_route(app: App) -> None:
         ("/api/tag", "GET /api/tags"),
         ("/V1/MODELS", "GET /v1/models"),
         ("/v2/embeddings", "POST /v1/embeddings"),
+        ("/nosuch", "GET /openapi.json"),
     ],
 )
 def test_unknown_paths_name_the_nearest(

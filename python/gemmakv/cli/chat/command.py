@@ -10,6 +10,7 @@ import typer
 
 import gemmakv
 from gemmakv._support.arguments import choice
+from gemmakv._support.extras import install_command
 from gemmakv.chat._session_file import OVERFLOWS
 from gemmakv.chat._templates import NAMES
 from gemmakv.cli import EXIT_FAILURE, console, describe, prefix_flags
@@ -241,7 +242,7 @@ def _check_prompt_toolkit(on_terminal: bool) -> None:
     if on_terminal and importlib.util.find_spec("prompt_toolkit") is None:
         raise gemmakv.GemmaKVError(
             "chat on a terminal needs the package prompt_toolkit; install it "
-            'with: pip install "gemmakv[cli]"'
+            f"with: {install_command('cli')}"
         )
 
 

@@ -13,7 +13,9 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+from gemmakv._support.extras import install_command
 from gemmakv.chat._templates import is_pretrained
+from gemmakv.cli.arguments import TUNED_MODEL
 
 if TYPE_CHECKING:
     from gemmakv.cli.chat.chat import Chat
@@ -39,14 +41,18 @@ def is_for(chat: Chat) -> bool:
     return is_pretrained(chat.gemma)
 
 
-def show(view: View, model: str, program: str | None = None) -> None:
+def show(
+    view: View, model: str, program: str | None = None, pip: str | None = None
+) -> None:
     """Shows what a pretrained model is good at, and how to get another one.
 
     Args:
       model: the --model of the chat.
       program: how the shell calls gemmakv; None: as it was called.
+      pip: how the shell calls the pip that installed it; None: as it is found.
     """
-    command = f"{program or _program()} generate -m {shlex.quote(model)}"
+    program = program or _program()
+    command = f"{program} generate -m {shlex.quote(model)}"
     view.say(
         "This model is pretrained: it continues texts and follows no "
         "instructions. Try"
@@ -57,9 +63,12 @@ def show(view: View, model: str, program: str | None = None) -> None:
     view.show_input(f'{command} --max-tokens 40 "{STORY}"')
     view.show_input(f'{command} --stop , "{EXAMPLES}"')
     view.say(
-        'A model that follows instructions has "it" in its name: --model '
-        'org/repo (after pip install "gemmakv[hub]") or --model FILE.gguf.'
+        'A model that follows instructions has "it" in its name. --model '
+        f"FILE.gguf takes one that you have; {TUNED_MODEL} is 2 GB, after "
+        "Google's licence and a token (docs/models.md):"
     )
+    view.show_input(install_command("hub", pip))
+    view.show_input(f"{program} chat --model {TUNED_MODEL}")
 
 
 def _program() -> str:

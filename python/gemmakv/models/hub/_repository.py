@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gemmakv._support.extras import install_command
 from gemmakv._support.files import write_atomically
 from gemmakv._support.progress import Callback
 from gemmakv.errors import GemmaKVError
@@ -64,7 +65,7 @@ class Repository:
             raise GemmaKVError(
                 f"{name}: no such file, and models of the hub need the "
                 f"package huggingface_hub ({error}); install it with: "
-                'pip install "gemmakv[hub]"'
+                + install_command("hub")
             ) from None
         self.name = name
         # Read here as well: the package reads its own when it is imported.

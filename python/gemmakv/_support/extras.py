@@ -1,0 +1,34 @@
+"""How an extra of gemmakv is installed beside the gemmakv that runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+
+
+def install_command(extra: str, pip: str | None = None) -> str:
+    """Gives the command that adds an extra, as ".venv/bin/pip install ...".
+
+    It works in any folder: gemmakv is there already, which no package index
+    has, so that pip fetches only what the extra needs. `pip` is how the shell
+    calls it; None: as `pip_command` finds it.
+    """
+    return f'{pip or pip_command()} install "gemmakv[{extra}]"'
+
+
+def pip_command() -> str:
+    """Finds the words that call the pip of this Python in a shell."""
+    folder = os.path.dirname(sys.executable or "")
+    pip = os.path.join(folder, "pip")
+    if not folder or not os.path.exists(pip):
+        return f"{shlex.quote(sys.executable or 'python3')} -m pip"
+    found = shutil.which("pip")
+    if found is not None and os.path.abspath(found) == os.path.abspath(pip):
+        return "pip"
+    try:
+        near = os.path.relpath(pip)
+    except OSError:  # the current folder is gone
+        near = pip
+    return shlex.quote(pip if near.startswith(os.pardir) else near)
