@@ -13,6 +13,9 @@ conversation is its `KVCache`.
 from gemmakv._support import interrupts as _interrupts  # before the others
 
 # isort: split
+from gemmakv._support import compiled as _compiled  # before what needs it
+
+# isort: split
 from typing import TYPE_CHECKING, Any
 
 from gemmakv import options, templates
@@ -65,7 +68,7 @@ from gemmakv.tokenizers._tokenizer import Tokenizer
 if TYPE_CHECKING:
     from gemmakv import verify
 
-del _interrupts
+del _compiled, _interrupts
 
 __version__ = "0.1.0"
 

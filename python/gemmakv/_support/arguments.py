@@ -115,8 +115,5 @@ def quantize_target(value: object) -> str:
         return ""
     names = _core.quantize_types()
     if not isinstance(value, str) or value not in names:
-        raise ValueError(
-            f"quantize: expected one of {', '.join(names)}, or None; found "
-            + brief(value)
-        )
+        raise unexpected("quantize", f"one of {', '.join(names)}", value)
     return value

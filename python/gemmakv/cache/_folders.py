@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-from gemmakv._support.folders import cache_folder
+from gemmakv._support.folders import cache_folder, in_cache_folder
 from gemmakv._support.sizes import parse_bytes
 from gemmakv.errors import brief
 
@@ -44,9 +44,10 @@ def default_disk_folder() -> tuple[Path, int]:
     Raises OSError where it cannot be made or written, or that is too little.
     """
     folder = cache_folder() / "prefix"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.access(folder, os.W_OK):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
+    with in_cache_folder():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(folder))
     found = os.statvfs(folder)
     budget = min(_MOST_DISK, found.f_bavail * found.f_frsize // _FREE_SHARE)
     if budget < _LEAST_DISK:

@@ -29,8 +29,9 @@ def check_dim(dim: int | None, dims: Sequence[int]) -> int:
         dim = int(dim)
     if isinstance(dim, bool) or not isinstance(dim, int) or dim not in dims:
         known = ", ".join(map(str, dims))
-        expected = f"one of {known}" if len(dims) > 1 else known
-        raise unexpected("dim", f"{expected}, or None for {dims[0]}", dim)
+        if len(dims) > 1:
+            known = f"one of {known} (default: {dims[0]})"
+        raise unexpected("dim", known, dim)
     return dim
 
 
@@ -39,14 +40,14 @@ def check_pooling(pooling: str | None, config: ModelConfig) -> str:
     if config.bidirectional:
         if pooling is not None:
             raise unexpected(
-                "pooling", "None: this model is trained for the mean", pooling
+                "pooling", "none: this model is trained for the mean", pooling
             )
         return ""
     known = " or ".join(map(repr, POOLINGS))
     if pooling is None:
         name = config.name or config.architecture
         raise ValueError(
-            f"pooling: expected {known}, found None: {name} is not trained to "
+            f"pooling: expected {known}, found none: {name} is not trained to "
             "give embeddings; its hidden states may serve as such"
         )
     if pooling not in POOLINGS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib
@@ -17,7 +18,7 @@ from gemmakv._support.files import (
     atomic_writer,
     write_atomically,
 )
-from gemmakv._support.folders import cache_folder
+from gemmakv._support.folders import cache_folder, in_cache_folder
 from gemmakv._support.locks import locked
 from gemmakv._support.progress import Callback
 from gemmakv.errors import CorruptFile, GemmaKVError
@@ -114,11 +115,14 @@ def fetch(alias: Alias, progress: Callback | None = None) -> Path:
     only if they differ.
     """
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    with in_cache_folder():
+        folder.mkdir(parents=True, exist_ok=True)
     path = folder / alias.file_name
     if _is_noted(path, alias):
         return path
-    with locked(folder / f"{alias.file_name}.lock"):
+    with contextlib.ExitStack() as stack:
+        with in_cache_folder():
+            stack.enter_context(locked(folder / f"{alias.file_name}.lock"))
         if _is_noted(path, alias):
             return path
         if not _is_sound(path, alias):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from gemmakv._support import folders, locks
 from gemmakv._support.sizes import in_bytes
+from gemmakv.cli import describe
 
 
 def test_relative_folders_are_ignored(
@@ -33,6 +35,36 @@ def test_no_home_is_an_error_of_a_file(
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(FileNotFoundError, match="set HOME or XDG_CACHE_HOME"):
         folders.cache_folder()
+
+
+@pytest.mark.parametrize("home", ["", "relative/folder", "."])
+def test_a_home_that_is_no_place_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+) -> None:
+    """An empty one was the folder /, a relative one any folder."""
+    monkeypatch.setenv("HOME", home)
+    for variable, folder in (
+        ("XDG_CACHE_HOME", folders.cache_folder),
+        ("XDG_DATA_HOME", folders.data_folder),
+    ):
+        monkeypatch.delenv(variable, raising=False)
+        with pytest.raises(FileNotFoundError, match=f"HOME or {variable}"):
+            folder()
+        monkeypatch.setenv(variable, str(tmp_path))
+        assert folder() == tmp_path / "gemmakv"
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOTDIR])
+def test_a_folder_that_cannot_be_written(code: int) -> None:
+    for variable, hinted in (
+        ("XDG_CACHE_HOME", folders.in_cache_folder),
+        ("XDG_DATA_HOME", folders.in_data_folder),
+    ):
+        with pytest.raises(OSError) as caught, hinted():
+            raise OSError(code, os.strerror(code), "/home/me/.cache")
+        assert caught.value.errno == code
+        said = describe(caught.value)
+        assert said.startswith("/home/me/.cache: ") and variable in said
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:

@@ -329,6 +329,34 @@ def test_a_terminal_that_goes_while_a_reply_runs(start: Start) -> None:
     screen.wait_for("1 turn ·")  # above it may be more than the screen holds
 
 
+def test_a_terminal_that_goes_before_a_reply_begins(
+    start: Start, tmp_path: Path
+) -> None:
+    """As for `kill -9`; Ctrl-C takes the message back."""
+    wait = (
+        "import termios, time\n"
+        "from gemmakv.chat._session import Session\n"
+        "stream = Session.stream\n"
+        "def hold(self, text):\n"
+        "    try:\n"
+        "        while True:\n"
+        "            termios.tcgetattr(0)\n"
+        "            time.sleep(0.001)\n"  # the terminal goes soon
+        "    except termios.error:\n"
+        "        return stream(self, text)\n"
+        "Session.stream = hold\n"
+    )
+    screen = start(before=wait)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for("reading")
+    screen.hang_up()
+    (record,) = tmp_path.rglob("*.json")
+    stored = json.loads(record.read_bytes())
+    assert stored["messages"] == []
+    assert stored["draft"] == "tell me everything"
+
+
 def test_the_exit_code_tells_what_could_not_be_stored(
     start: Start, tmp_path: Path
 ) -> None:
@@ -703,6 +731,24 @@ def test_a_signal_right_behind_a_prompt(
     screen = start()
     screen.wait_for_prompt("main")
     recall(screen, "main", "tell me everything")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_a_reply_begins(
+    start: Start, number: signal.Signals
+) -> None:
+    """The message was taken back, and the next start did not have it."""
+    screen = start(before=signal_in("TerminalView.begin_reply", number))
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    assert screen.wait_for_exit() == 128 + number
+    assert "taken back" not in screen.text
+    screen = start(columns=120)
+    screen.wait_for("your last message has no reply; send it again if you like")
+    screen.wait_for_prompt("main")
+    screen.wait_for("0 turns ·")
+    say(screen, "tell me everything")
+    screen.wait_for("1 turn ·")
 
 
 @pytest.mark.parametrize("function", ["Keyboard._start", "Keyboard._enter"])

@@ -143,6 +143,7 @@ def test_where_there_can_be_none_chat_goes_on(run: Run, home: Path) -> None:
     assert len(result.stdout.splitlines()) == 2 and result.returncode == 0
     [line] = result.stderr.decode().splitlines()
     assert line.startswith("gemmakv: note: ") and str(file) in line
+    assert line.endswith("set XDG_CACHE_HOME to a folder that can be written")
     stranger = prefixes(home)
     stranger.mkdir(parents=True)
     (stranger / "letter.txt").write_text("mine")

@@ -79,8 +79,9 @@ def test_lines_of_stdin_and_of_a_file(
 
 
 def test_models_that_generate(cli: RunCli, tiny_path: Path) -> None:
-    assert_fails(cli("embed", "-m", str(tiny_path), "x"), "--pooling: ",
-                 "'mean' or 'last'", code=2)
+    result = cli("embed", "-m", str(tiny_path), "x")
+    assert_fails(result, "--pooling: ", "'mean' or 'last'", "none", code=2)
+    assert b"None" not in result.stderr
     result = cli("embed", "-m", str(tiny_path), "--pooling", "last", "x")
     expected = gemmakv.Gemma.load(tiny_path).embed(["x"], pooling="last")
     assert np.array_equal(vectors(result.stdout), expected)
@@ -89,14 +90,17 @@ def test_models_that_generate(cli: RunCli, tiny_path: Path) -> None:
 @pytest.mark.parametrize("arguments, words", [
     ([], ["texts", "--file", "neither"]),
     (["--file", "x", "y"], ["texts", "--file", "both"]),
-    (["--dim", "64", "x"], ["--dim: ", "160, 128", " 64"]),
+    (["--dim", "64", "x"], ["--dim: ", "160, 128 (default: 160)", " 64"]),
     (["--prompt", "no", "x"], ["--prompt: ", "query, document", "'no'"]),
-    (["--pooling", "last", "x"], ["--pooling: ", "None", "'last'"]),
+    (["--pooling", "last", "x"], ["--pooling: ", "none", "'last'"]),
+    (["--quantize", "q9", "x"], ["--quantize: ", "q8_0", "'q9'"]),
 ])
 def test_bad_options_are_named(
     cli: RunCli, path: Path, arguments: list[str], words: list[str]
 ) -> None:
-    assert_fails(cli("embed", "-m", str(path), *arguments), *words, code=2)
+    result = cli("embed", "-m", str(path), *arguments)
+    assert_fails(result, *words, code=2)
+    assert b"None" not in result.stderr
 
 
 @pytest.mark.parametrize("lines, words", [

@@ -104,7 +104,7 @@ def test_the_published_prompts_are_known(embedder: gemmakv.Gemma) -> None:
     ([[9999]], {}, "texts[0]: expected a sequence of token ids in [0, "),
     (["a" * 3000], {}, "texts[0]: found "),
     ([[5] * 513], {}, "texts[0]: found 513 tokens, expected at most 512"),
-    (["x"], {"dim": 64}, "dim: expected one of 160, 128, or None for 160, "
+    (["x"], {"dim": 64}, "dim: expected one of 160, 128 (default: 160), "
      "found 64"),
     (["x"], {"dim": True}, "dim: expected one of 160, 128"),
     (["x"], {"dim": "160"}, "dim: expected one of 160, 128"),
@@ -112,7 +112,7 @@ def test_the_published_prompts_are_known(embedder: gemmakv.Gemma) -> None:
     (["x"], {"prompt": ""}, "prompt: expected a name (query, document, "),
     (["x"], {"prompt": "{text} {text}"}, "prompt: expected a name (query, "),
     ([[5]], {"prompt": "query"}, "texts[0]: expected a text, which the prompt"),
-    (["x"], {"pooling": "mean"}, "pooling: expected None: this model is "
+    (["x"], {"pooling": "mean"}, "pooling: expected none: this model is "
      "trained for the mean, found 'mean'"),
 ])
 def test_bad_arguments_are_named(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
 import multiprocessing
 import os
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -54,6 +55,27 @@ def test_assembles_once(alias: Alias, tmp_path: Path) -> None:
     after = path.stat()  # reading it may have set its time of access
     assert after.st_ino == before.st_ino
     assert after.st_mtime_ns == before.st_mtime_ns
+
+
+def test_a_cache_folder_that_cannot_be_written(
+    alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says what helps, wherever the first write fails."""
+    helps = "Read-only file system; set XDG_CACHE_HOME to a folder"
+
+    def refuse(path: Path, *_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", refuse)
+        with pytest.raises(OSError, match=helps):
+            models.fetch(alias)
+    (tmp_path / "cache/gemmakv").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("gemmakv._support.locks.os.open", refuse)
+        with pytest.raises(OSError, match=helps):
+            models.fetch(alias)
+    models.fetch(alias)
 
 
 def test_reports_progress(alias: Alias) -> None:

@@ -259,12 +259,14 @@ def _greeting(gemma: gemmakv.Gemma) -> str:
 
 def _open_store(gemma: gemmakv.Gemma, view: Any) -> Any:
     """The model's store; None, with a line said, if there can be none."""
+    from gemmakv._support.folders import in_data_folder
     from gemmakv.chat.store import FolderStore, folder_of
 
     name = gemma.config.name or gemma.config.architecture
     folder = folder_of(name, gemma.weights_fingerprint)
     try:
-        store = FolderStore(folder)
+        with in_data_folder():
+            store = FolderStore(folder)
     except OSError as error:
         view.error(
             f"sessions cannot be stored ({describe(error)}); this chat is "

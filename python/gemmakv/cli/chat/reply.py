@@ -18,20 +18,25 @@ if TYPE_CHECKING:
 
 
 def reply(
-    chat: Chat, text: str, on_stop: Callable[[], None] | None = None
+    chat: Chat,
+    text: str,
+    on_stop: Callable[[], None] | None = None,
+    is_ending: Callable[[], bool] = lambda: False,
 ) -> None:
     """Sends `text` to the current session and shows what it answers.
 
     With `on_stop`, Ctrl-C calls it and ends the reply; what is shown of it
-    stays in the session (if that is nothing, so does not the message either),
-    and is stored however often Ctrl-C is pressed. Without, it raises
-    KeyboardInterrupt.
+    stays in the session, and is stored however often Ctrl-C is pressed. If
+    nothing is shown, the message is taken back; where `is_ending` says that
+    the whole chat ends, it stays on disk without a reply, as after a crash.
+    Without `on_stop`, Ctrl-C raises KeyboardInterrupt.
     """
-    stopped = False
+    stopped = taken_back = False
     stream: ChatStream | None = None
 
     def stop(number: int, frame: object) -> None:
-        nonlocal stopped
+        nonlocal stopped, taken_back
+        taken_back = taken_back or not is_ending()
         stopped = True
         if on_stop is not None:
             on_stop()
@@ -46,21 +51,26 @@ def reply(
         return stream
 
     with handled(signal.SIGINT, stop) if on_stop else nullcontext():
-        _reply(chat, text, start)
+        _reply(chat, text, start, lambda: stopped and not taken_back)
 
 
 def _reply(
-    chat: Chat, text: str, start: Callable[[Session], ChatStream]
+    chat: Chat,
+    text: str,
+    start: Callable[[Session], ChatStream],
+    keeps_draft: Callable[[], bool],
 ) -> None:
+    """`keeps_draft` says whether a message without a reply stays on disk."""
     entry = chat.book.current
     session = chat.session(entry)
     chat.save_draft(entry, text)
     chat.view.begin_reply()
     turns, had = session.turns, len(session.cache)
-    stream = None
+    stream, said = None, False
     try:
         stream = start(session)
         for piece in stream:
+            said = said or bool(piece.text)
             chat.view.thought(piece.reasoning)
             chat.view.piece(piece.text)
         generation = stream.result()
@@ -68,7 +78,8 @@ def _reply(
         if isinstance(error, Exception):
             if stream is not None:
                 stream.cancel()  # the view may have failed, as it is gone
-            chat.drop_draft(entry)
+            if said or not keeps_draft():
+                chat.drop_draft(entry)
         chat.view.drop_reply()
         if isinstance(error, CacheFullError):
             raise CacheFullError(_what_makes_room(session, error)) from None
@@ -79,6 +90,9 @@ def _reply(
     unsaid = generation.finish_reason == "cancelled" and not generation.text
     if unsaid:
         session.undo()
+        if keeps_draft():  # the record on disk is that of before, with it
+            chat.view.drop_reply()
+            return
     entry.record.draft = None
     chat.save(entry)
     chat.view.end_reply(entry.name, generation)

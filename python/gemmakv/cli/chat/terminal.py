@@ -109,7 +109,9 @@ class Terminal:
                 self._busy = False
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        """The chat is to end: what runs is stopped as by Ctrl-C, and kept."""
+        """Ends the chat: what runs is stopped as by Ctrl-C, and kept, also a
+        message whose reply has not begun.
+        """
         del frame
         self._ended_by = number
         if self._busy:
@@ -137,7 +139,12 @@ class Terminal:
                     commands.run(self._chat, text)
             else:
                 message = commands.message_of(text)
-                reply(self._chat, message, self._keyboard.drop)
+                reply(
+                    self._chat,
+                    message,
+                    self._keyboard.drop,
+                    lambda: self._ended_by != 0,
+                )
         except KeyboardInterrupt:
             self._keyboard.drop()
             view.error("interrupted")
