@@ -1,15 +1,37 @@
 #!/usr/bin/env python3
-"""Checks that CMake builds every C++ source and test that is on disk.
+"""Checks that CMake builds every C++ source and test that is on disk, and that
+few sources know the operating system.
 
 Prints each file under cpp/ and tests/cpp/ that DECLARED, the list that CMake
-wrote, does not name, and exits with 1 if there is one. The reverse, a declared
-file that is missing, is an error of CMake's own.
+wrote, does not name, and each include of a header of the operating system where
+it does not belong: files are the matter of cpp/io, threads and processes of the
+files of cpp/base in SYSTEM. Exits with 1 if there is one. The reverse, a
+declared file that is missing, is an error of CMake's own.
 
 Usage: check_sources.py ROOT DECLARED
 """
 
+import re
 import sys
 from pathlib import Path
+
+# What may include headers of the system.
+SYSTEM = (
+    "cpp/io/",
+    "cpp/base/fork_guard.",
+    "cpp/base/heap_trim.",
+    "cpp/base/inside_step.",
+    "cpp/base/process.",
+    "cpp/base/processors.",
+    "cpp/base/thread_pool.",
+    "cpp/base/time.",
+)
+# What is of the compiler, the processor or a library instead.
+_OTHERS = (
+    "Python.h", "cpuid.h", "cxxabi.h", "hwy/", "pybind11/", "xmmintrin.h"
+)
+
+_INCLUDE = re.compile(r"^\s*#\s*include\s*<([^>]+\.h)>")
 
 
 def undeclared(root, declared):
@@ -23,12 +45,30 @@ def undeclared(root, declared):
     return sorted(on_disk - set(declared))
 
 
+def system_includes(root):
+    """Yields one line of text per include of the system out of place."""
+    root = Path(root)
+    paths = [*(root / "cpp").rglob("*"), *(root / "include").rglob("*")]
+    for path in sorted(path for path in paths if path.suffix in {".cc", ".h"}):
+        where = path.relative_to(root).as_posix()
+        if where.startswith(SYSTEM):
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            match = _INCLUDE.match(line)
+            if match and not match[1].startswith(_OTHERS):
+                yield f"{where}:{number}: <{match[1]}> is of the system"
+
+
 def main():
     root, declared = sys.argv[1:]
     missing = undeclared(root, Path(declared).read_text().splitlines())
-    for path in missing:
-        print(f"{path}: on disk, but no CMakeLists.txt builds it")
-    return 1 if missing else 0
+    found = [
+        f"{path}: on disk, but no CMakeLists.txt builds it" for path in missing
+    ]
+    found += system_includes(root)
+    for line in found:
+        print(line)
+    return 1 if found else 0
 
 
 if __name__ == "__main__":

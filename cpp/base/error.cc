@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/hex.h"
+
 namespace gkv {
 namespace {
 
@@ -36,7 +38,6 @@ size_t SequenceLength(std::string_view text) {
 }  // namespace
 
 std::string OneLine(std::string_view text) {
-  constexpr char kHex[] = "0123456789abcdef";
   std::string out;
   while (!text.empty()) {
     const auto byte = static_cast<uint8_t>(text[0]);
@@ -46,9 +47,7 @@ std::string OneLine(std::string_view text) {
       text.remove_prefix(length);
       continue;
     }
-    out += "\\x";
-    out += kHex[byte >> 4];
-    out += kHex[byte & 15];
+    out += "\\x" + ToHex({&byte, 1});
     text.remove_prefix(1);
   }
   return out;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/bytes.h"
+#include "base/hex.h"
 
 namespace gkv {
 namespace {
@@ -22,15 +23,7 @@ uint64_t Fold(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-std::string Hash128::Hex() const {
-  std::string hex;
-  for (const uint64_t word : {high, low}) {
-    for (int shift = 60; shift >= 0; shift -= 4) {
-      hex += "0123456789abcdef"[word >> shift & 15];
-    }
-  }
-  return hex;
-}
+std::string Hash128::Hex() const { return ToHex(high) + ToHex(low); }
 
 Hasher::Hasher(uint64_t seed) {
   for (size_t i = 0; i < lanes_.size(); ++i) {

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "base/hex.h"
 #include "bindings/bindings.h"
 #include "store/folder_store.h"
 
@@ -15,22 +16,13 @@ py::object SecondsOf(int64_t ns) {
   return py::float_(static_cast<double>(ns) * 1e-9);
 }
 
-std::string HexOf(std::span<const uint8_t> bytes) {
-  std::string hex;
-  for (const uint8_t byte : bytes) {
-    hex += "0123456789abcdef"[byte >> 4];
-    hex += "0123456789abcdef"[byte & 15];
-  }
-  return hex;
-}
-
 py::dict Describe(const std::string& path) {
   const FolderReport report = WithoutGil([&] { return DescribeFolder(path); });
   uint64_t entries = 0, bytes = 0;
   py::list groups;
   for (const FolderReport::Group& group : report.groups) {
     groups.append(
-        py::dict("salt"_a = HexOf(group.salt),
+        py::dict("salt"_a = ToHex(group.salt),
                  "kind"_a = kObjectKinds[static_cast<size_t>(group.kind) - 1],
                  "entries"_a = group.entries, "bytes"_a = group.bytes));
     entries += group.entries;

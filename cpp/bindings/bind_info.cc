@@ -1,6 +1,5 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -17,6 +16,7 @@
 #include "base/error.h"
 #include "base/fp_environment.h"
 #include "base/heap_trim.h"
+#include "base/process.h"
 #include "base/processors.h"
 #include "base/thread_pool.h"
 #include "bindings/bindings.h"
@@ -170,16 +170,14 @@ std::vector<int32_t> SilentOf(const PieceEncoder& encoder) {
   return ids;
 }
 
-int64_t CacheBytes(int name) { return std::max<int64_t>(0, sysconf(name)); }
-
 py::dict CpuInfo() {
   return py::dict("target"_a = CurrentTarget(),
                   "targets"_a = AttainableTargets(),
                   "compiled"_a = CompiledTargets(),
                   "threads"_a = ThreadPool::AvailableProcessors(),
-                  "l1_bytes"_a = CacheBytes(_SC_LEVEL1_DCACHE_SIZE),
-                  "l2_bytes"_a = CacheBytes(_SC_LEVEL2_CACHE_SIZE),
-                  "l3_bytes"_a = CacheBytes(_SC_LEVEL3_CACHE_SIZE));
+                  "l1_bytes"_a = ProcessorCacheBytes(1),
+                  "l2_bytes"_a = ProcessorCacheBytes(2),
+                  "l3_bytes"_a = ProcessorCacheBytes(3));
 }
 
 }  // namespace

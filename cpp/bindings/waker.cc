@@ -1,36 +1,16 @@
 #include "bindings/waker.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
-#include "base/error.h"
-
 namespace gkv {
-
-Waker::Waker() {
-  if (pipe(fds_) != 0) throw IoError("a pipe", errno);
-  for (const int fd : fds_) {
-    fcntl(fd, F_SETFD, FD_CLOEXEC);
-    fcntl(fd, F_SETFL, O_NONBLOCK);
-  }
-}
-
-Waker::~Waker() {
-  for (const int fd : fds_) close(fd);
-}
 
 // One byte is in the pipe exactly while there is news.
 std::vector<uint64_t> Waker::Take() {
   const MutexLock lock(mutex_);
   std::vector<uint64_t> news(news_);
   if (news.empty()) return news;
-  char byte;
-  while (read(fds_[0], &byte, 1) < 0 && errno == EINTR) {
-  }
+  pipe_.Drain();
   for (const auto& weak : lines_) {
     if (const auto line = weak.lock()) line->rang = false;
   }
@@ -51,9 +31,7 @@ void Waker::Ring(Line& line) noexcept {
   const MutexLock lock(mutex_);
   if (std::exchange(line.rang, true)) return;
   news_.push_back(line.key);
-  if (news_.size() > 1) return;
-  while (write(fds_[1], "", 1) < 0 && errno == EINTR) {
-  }
+  if (news_.size() == 1) pipe_.Fill();
 }
 
 Bell::Bell(const std::shared_ptr<Waker>& waker) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "io/wake_pipe.h"
 
 namespace gkv {
 
@@ -16,12 +17,11 @@ namespace gkv {
 class Waker : public std::enable_shared_from_this<Waker> {
  public:
   // Throws IoError if the process has no file descriptors left.
-  Waker();
-  ~Waker();
+  Waker() = default;
   Waker(const Waker&) = delete;
 
   // Readable while there is news.
-  int fd() const { return fds_[0]; }
+  int fd() const { return pipe_.descriptor(); }
   // The bells that rang since the last call.
   std::vector<uint64_t> Take();
 
@@ -34,8 +34,8 @@ class Waker : public std::enable_shared_from_this<Waker> {
   std::shared_ptr<Line> AddLine();
   void Ring(Line& line) noexcept;
 
-  int fds_[2];
   Mutex mutex_{AtFork::kWaits};
+  WakePipe pipe_;
   uint64_t next_key_ GUARDED_BY(mutex_) = 0;
   // With room for all lines that there are, so that ringing allocates nothing.
   std::vector<uint64_t> news_ GUARDED_BY(mutex_);

@@ -4,11 +4,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string>
 
 #include "base/hash.h"
+#include "io/file.h"
 
 namespace gkv {
 
@@ -22,9 +22,7 @@ class MappedFile {
   explicit MappedFile(const std::string& path);
 
   const std::string& path() const { return path_; }
-  std::span<const uint8_t> bytes() const {
-    return {data_.get(), data_ ? data_.get_deleter().size : 0};
-  }
+  std::span<const uint8_t> bytes() const { return mapping_.bytes(); }
   // User id of the file's owner when it was opened.
   uint32_t owner() const { return owner_; }
 
@@ -50,13 +48,8 @@ class MappedFile {
   void DropPages(size_t offset, size_t size) const;
 
  private:
-  struct Unmap {
-    void operator()(uint8_t* data) const noexcept;
-    size_t size;
-  };
-
   std::string path_;
-  std::unique_ptr<uint8_t[], Unmap> data_;
+  Mapping mapping_;
   uint32_t owner_ = 0;
   Hash128 identity_;
   Hash128 place_;  // of device and inode

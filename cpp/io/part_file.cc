@@ -1,11 +1,5 @@
 #include "io/part_file.h"
 
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
@@ -13,21 +7,23 @@
 #include <utility>
 
 #include "base/error.h"
-#include "io/file_access.h"
+#include "base/fault.h"
+#include "base/hex.h"
+#include "base/process.h"
+#include "base/rng.h"
 
 namespace gkv {
 namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{10};
 
-// Whether `path` names the open file. A holder renames or deletes its part
+// Whether the open file has that name. A holder renames or deletes its part
 // file before it drops the lock, so whoever gets the lock of a file that is not
 // there any more starts again.
-bool IsFileAt(int fd, const std::string& path) {
-  struct stat open_file, at_path;
-  return fstat(fd, &open_file) == 0 && lstat(path.c_str(), &at_path) == 0 &&
-         open_file.st_dev == at_path.st_dev &&
-         open_file.st_ino == at_path.st_ino;
+bool IsFileAt(const File& file, const Directory& folder,
+              const std::string& name) {
+  const auto open_file = file.Info(), named = folder.InfoOf(name);
+  return open_file && named && open_file->IsSameFile(*named);
 }
 
 }  // namespace
@@ -35,73 +31,82 @@ bool IsFileAt(int fd, const std::string& path) {
 std::optional<PartFile> PartFile::Create(const std::string& final_path,
                                          std::chrono::milliseconds patience,
                                          const std::function<void()>& poll) {
-  const std::filesystem::path folder =
+  const std::filesystem::path above =
       std::filesystem::path(final_path).parent_path();
   std::error_code error;
-  if (!folder.empty()) std::filesystem::create_directories(folder, error);
-  if (error) throw IoError(folder.string(), error.value());
+  if (!above.empty()) std::filesystem::create_directories(above, error);
+  if (error) throw IoError(above.string(), error.value());
+  const Directory& folder = Directory::Working();
   const std::string path = final_path + ".part";
   const auto end = std::chrono::steady_clock::now() + patience;
   while (true) {
-    // Without O_NONBLOCK, a named pipe in its place would make this wait.
-    Descriptor file(open(path.c_str(),
-                         O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
-                         0600));
+    File file = folder.OpenToWrite(path);
     if (!file.is_open()) throw IoError(path, errno);
-    struct stat info;
-    if (fstat(file.get(), &info) != 0) throw IoError(path, errno);
-    if (!S_ISREG(info.st_mode)) throw IoError(path, EINVAL);
+    const auto info = file.Info();
+    if (!info) throw IoError(path, errno);
+    if (info->kind != FileInfo::Kind::kRegular) throw IoError(path, EINVAL);
     // Another user could go on writing it after it is published.
-    if (info.st_uid != geteuid()) throw IoError(path, EPERM);
-    if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
-      if (IsFileAt(file.get(), path)) {
-        return PartFile(std::move(file), final_path);
-      }
-      continue;
+    if (info->owner != UserId()) throw IoError(path, EPERM);
+    const LockResult lock = file.TryFlock();
+    if (lock == LockResult::kImpossible) throw IoError(path, errno);
+    if (lock == LockResult::kHeld) {
+      if (!IsFileAt(file, folder, path)) continue;
+      return PartFile(folder, std::move(file), final_path, path, true);
     }
-    if (errno != EWOULDBLOCK && errno != EINTR) throw IoError(path, errno);
     if (std::chrono::steady_clock::now() >= end) return std::nullopt;
     if (poll) poll();
     std::this_thread::sleep_for(kPollInterval);
   }
 }
 
-PartFile::PartFile(Descriptor file, std::string final_path)
-    : file_(std::move(file)),
-      final_path_(std::move(final_path)),
-      part_path_(final_path_ + ".part") {}
+PartFile PartFile::CreateIn(const Directory& folder, std::string name,
+                            std::string_view prefix, bool named) {
+  if (!named) {
+    const bool refused = FaultAt("unnamed") != 0;
+    File file = refused ? File(-1) : folder.MakeUnnamed();
+    if (file.is_open()) {
+      return PartFile(folder, std::move(file), std::move(name), "", false);
+    }
+    if (!refused && errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL) {
+      throw IoError(name, errno);
+    }
+  }
+  std::string part = StrCat(prefix, ToHex(RandomSeed()));
+  File file = folder.MakeNamed(part);
+  if (!file.is_open()) throw IoError(part, errno);
+  // Where locks do not work, nobody takes the file for a dead one's.
+  (void)file.TryLock(true);
+  return PartFile(folder, std::move(file), std::move(name), std::move(part),
+                  false);
+}
+
+PartFile::PartFile(const Directory& folder, File file, std::string final_name,
+                   std::string part_name, bool replaces)
+    : folder_(&folder),
+      file_(std::move(file)),
+      final_name_(std::move(final_name)),
+      part_name_(std::move(part_name)),
+      replaces_(replaces) {}
 
 // Closing the file, which drops the lock, comes last.
 PartFile::~PartFile() {
-  if (!file_.is_open() || published_) return;
-  if (IsFileAt(file_.get(), part_path_)) unlink(part_path_.c_str());
+  if (!file_.is_open() || published_ || !is_named()) return;
+  if (IsFileAt(file_, *folder_, part_name_)) folder_->Remove(part_name_);
 }
 
 void PartFile::Reserve(uint64_t size) {
-  if (!MayBeWritten(size)) throw IoError(part_path_, EFBIG);
-  // Empty first: nothing of a killed writer's content stays.
-  if (ftruncate(file_.get(), 0) != 0 ||
-      ftruncate(file_.get(), static_cast<off_t>(size)) != 0) {
-    throw IoError(part_path_, errno);
-  }
-  // Where space cannot be reserved, writing reports a full disk.
-  if (size > 0 && fallocate(file_.get(), 0, 0, static_cast<off_t>(size)) != 0 &&
-      errno != EOPNOTSUPP && errno != ENOSYS && errno != EINTR) {
-    throw IoError(part_path_, errno);
-  }
+  const int error = MayBeWritten(size) ? file_.Reserve(size) : EFBIG;
+  if (error != 0) throw IoError(part_name_, error);
 }
 
-int PartFile::WriteAt(uint64_t offset,
-                      std::span<const uint8_t> bytes) const noexcept {
-  return WriteFileAt(file_.get(), offset, bytes);
-}
-
-void PartFile::Publish() {
-  // Some file systems report a full disk or a failed write only here.
-  if (fdatasync(file_.get()) != 0 || fchmod(file_.get(), 0400) != 0 ||
-      rename(part_path_.c_str(), final_path_.c_str()) != 0) {
-    throw IoError(part_path_, errno);
+void PartFile::Publish(bool durable) {
+  int error = durable ? file_.Sync() : 0;
+  if (error == 0 && replaces_) error = file_.MakeReadOnly();
+  if (error == 0) {
+    error = is_named() ? folder_->Rename(part_name_, final_name_, replaces_)
+                       : folder_->Link(file_, final_name_);
   }
+  if (error != 0) throw IoError(is_named() ? part_name_ : final_name_, error);
   published_ = true;
 }
 

@@ -1,7 +1,5 @@
 #include "ops/machine_probe.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -13,6 +11,7 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #endif
 
+#include "base/process.h"
 #include "hwy/highway.h"
 #include "ops/byte_dot-inl.h"
 
@@ -107,9 +106,8 @@ constexpr size_t kPieceBytes = size_t{1} << 20;
 constexpr size_t kSteps = 50000;
 
 size_t BufferBytes() {
-  const size_t cache =
-      static_cast<size_t>(std::max(0L, sysconf(_SC_LEVEL3_CACHE_SIZE)));
-  return std::clamp(4 * cache, size_t{128} << 20, size_t{1} << 30) /
+  return std::clamp(4 * ProcessorCacheBytes(3), size_t{128} << 20,
+                    size_t{1} << 30) /
          kPieceBytes * kPieceBytes;
 }
 

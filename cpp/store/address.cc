@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/blake2b.h"
+#include "base/hex.h"
 
 namespace gkv {
 namespace {
@@ -42,14 +43,7 @@ constexpr uint32_t kNoMedia = 0;
 
 }  // namespace
 
-std::string ObjectName::Hex() const {
-  std::string hex;
-  for (const uint8_t byte : bytes) {
-    hex += "0123456789abcdef"[byte >> 4];
-    hex += "0123456789abcdef"[byte & 15];
-  }
-  return hex;
-}
+std::string ObjectName::Hex() const { return ToHex(bytes); }
 
 Address SaltDigest(std::span<const uint8_t> salt) {
   if (salt.empty()) return {};

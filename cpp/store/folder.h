@@ -13,7 +13,7 @@
 #include <string_view>
 #include <utility>
 
-#include "io/descriptor.h"
+#include "io/file.h"
 #include "store/address.h"
 #include "store/block_store.h"
 
@@ -44,8 +44,8 @@ struct FileName {
   static std::optional<FileName> Parse(std::string_view text);
 };
 
-// A folder that was opened, and checked then: all calls are relative to its
-// descriptor, wherever its path leads by now. Thread-safe.
+// A folder that was opened, and checked then. All calls are of that one,
+// wherever its path leads by now. Thread-safe.
 class Folder {
  public:
   enum class Place { kHere, kGone, kOther };
@@ -55,7 +55,7 @@ class Folder {
   // or holds other files.
   static std::shared_ptr<const Folder> Open(const std::string& path, bool make);
 
-  int descriptor() const { return descriptor_.get(); }
+  const Directory& directory() const { return directory_; }
   // What a path leads to now.
   Place PlaceOf(const std::string& path) const;
   FileName NameFor(const ObjectKey& key) const;
@@ -66,37 +66,26 @@ class Folder {
   [[nodiscard]] int Publish(const FileName& name,
                             std::span<const uint8_t> bytes) const noexcept;
   // The subfolder of two hex digits; not open if there is none. Makes it.
-  Descriptor OpenSubfolder(const std::string& name, bool make) const;
-  // An object's file, for reading; not open, with errno, if it cannot be. Its
-  // times stay, where the system allows that.
-  Descriptor OpenObject(const FileName& name) const;
-  // For TryLock.
-  Descriptor OpenLock() const;
+  Directory OpenSubfolder(const std::string& name, bool make) const;
+  // For File::TryLock.
+  File OpenLock() const;
   // Of all 256.
   static std::string SubfolderName(size_t i);
 
  private:
-  explicit Folder(Descriptor descriptor) : descriptor_(std::move(descriptor)) {}
+  explicit Folder(Directory directory) : directory_(std::move(directory)) {}
   enum class KeyState { kRead, kMissing, kBad };
   KeyState ReadKey();
   void FindKey(const std::string& path, bool make);
   // `durable`: not before the disk has it.
-  int PublishIn(int folder, const std::string& name,
+  int PublishIn(const Directory& folder, const std::string& name,
                 std::span<const uint8_t> bytes, bool durable) const;
 
-  const Descriptor descriptor_;
+  const Directory directory_;
   std::array<uint8_t, 32> key_{};
   // Files without a name cannot get one here: some file systems, no /proc.
   mutable std::atomic<bool> named_only_ = false;
 };
-
-enum class LockResult { kHeld, kTaken, kImpossible };
-// A lock of the open file, which the system drops with its last descriptor.
-LockResult TryLock(int file, bool exclusive) noexcept;
-
-// How the kernel calls the file system of an open file: "tmpfs", "ext4", ...
-std::string FileSystemName(int file);
-bool IsInMemory(int file);
 
 }  // namespace gkv
 

@@ -1,18 +1,11 @@
 #include "store/folder_store.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <ctime>
 #include <exception>
-#include <fstream>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -23,8 +16,8 @@
 #include "base/error.h"
 #include "base/fault.h"
 #include "base/fork_guard.h"
+#include "base/process.h"
 #include "base/time.h"
-#include "io/file_access.h"
 #include "store/folder.h"
 #include "store/object.h"
 
@@ -36,71 +29,46 @@ using Clock = std::chrono::steady_clock;
 constexpr uint64_t kSweepShare = 16;  // of the budget, written since the last
 constexpr size_t kMaxMappings = 4096;
 constexpr size_t kMaxKnown = 65'536;
-constexpr int64_t kTouchNs = 60'000'000'000;
+constexpr int64_t kTouchNs = 60 * kSecondNs;
 constexpr auto kLookAgain = std::chrono::milliseconds(250);
 constexpr auto kFirstPause = std::chrono::milliseconds(250);
 constexpr auto kLongestPause = std::chrono::seconds(64);
 constexpr uint64_t kLeastObject = 192;  // a head without tokens
 constexpr uint64_t kSizeAt = 16;        // where an object says its size
 
-// What tells a file from another one, or from itself with other content. Not
-// the time of its last change: being touched, or unlinked, is one.
-struct Identity {
-  dev_t device = 0;
-  ino_t inode = 0;
-  off_t size = 0;
-  int64_t written_ns = 0;
-  bool operator==(const Identity&) const = default;
-};
-
-Identity IdentityOf(const struct stat& info) {
-  return {info.st_dev, info.st_ino, info.st_size, Nanoseconds(info.st_mtim)};
-}
-
-// Readers may keep it longer than the store lives.
-class Mapping {
+// A mapped object, which readers may keep longer than the store lives. `count`
+// says how many there are.
+class MappedObject {
  public:
   using Count = std::shared_ptr<std::atomic<size_t>>;
 
-  // Null if it cannot be mapped.
-  static std::shared_ptr<const Mapping> Make(int file, const Identity& id,
-                                             std::string path, Count count) {
-    const auto size = static_cast<size_t>(id.size);
-    std::shared_ptr<Mapping> mapping(
-        new Mapping(id, std::move(path), std::move(count)));
-    void* data = mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0);
-    if (data == MAP_FAILED) return nullptr;
-    mapping->data_ = static_cast<const uint8_t*>(data);
-    return mapping;
+  MappedObject(Mapping mapping, const FileInfo& info, std::string path,
+               Count count)
+      : mapping_(std::move(mapping)),
+        info_(info),
+        path_(std::move(path)),
+        count_(std::move(count)) {
+    ++*count_;
   }
-  ~Mapping() {
-    if (data_ != nullptr) munmap(const_cast<uint8_t*>(data_), bytes().size());
-    --*count_;
-  }
-  Mapping(const Mapping&) = delete;
+  ~MappedObject() { --*count_; }
+  MappedObject(const MappedObject&) = delete;
 
-  std::span<const uint8_t> bytes() const {
-    return {data_, static_cast<size_t>(id_.size)};
-  }
-  const Identity& identity() const { return id_; }
+  std::span<const uint8_t> bytes() const { return mapping_.bytes(); }
+  const FileInfo& info() const { return info_; }  // when it was mapped
   const std::string& path() const { return path_; }
 
  private:
-  Mapping(const Identity& id, std::string path, Count count)
-      : id_(id), path_(std::move(path)), count_(std::move(count)) {
-    ++*count_;
-  }
-  const Identity id_;
+  const Mapping mapping_;
+  const FileInfo info_;
   const std::string path_;  // relative to the folder
   const Count count_;
-  const uint8_t* data_ = nullptr;
 };
 
 // A file whose content was checked in this process.
 struct CheckedFile {
-  Identity id;
+  FileInfo info;  // when it was
   Address address;
-  std::weak_ptr<const Mapping> mapping;
+  std::weak_ptr<const MappedObject> mapping;
 };
 
 enum class Verdict {
@@ -125,25 +93,6 @@ Verdict Check(const Folder& folder, const ObjectKey& key,
                                        folder.NameOfAddress(key.address)
              ? Verdict::kOther
              : Verdict::kDamaged;
-}
-
-// What this process may use: of the machine, or its cgroup.
-uint64_t MemoryLimit() {
-  uint64_t limit = static_cast<uint64_t>(sysconf(_SC_PAGESIZE)) *
-                   static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES));
-  for (const char* path : {"/sys/fs/cgroup/memory.max",
-                           "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    uint64_t found = 0;
-    if (std::ifstream(path) >> found) limit = std::min(limit, found);
-  }
-  return limit;
-}
-
-// 0: as large as memory is.
-uint64_t FileSystemBytes(int folder) {
-  struct statvfs info;
-  if (fstatvfs(folder, &info) != 0) return 0;
-  return uint64_t{info.f_blocks} * uint64_t{info.f_frsize};
 }
 
 class FolderStoreOnFiles final : public FolderStore {
@@ -179,10 +128,10 @@ class FolderStoreOnFiles final : public FolderStore {
   std::shared_ptr<const Folder> Current(bool writing, bool look = false);
   Loaded LoadOne(const Folder& folder, const ObjectKey& key);
   std::optional<StoredBytes> Map(const Folder& folder, const ObjectKey& key,
-                                 const FileName& name, int file,
-                                 const Identity& id, Verdict& verdict);
+                                 const FileName& name, const File& file,
+                                 const FileInfo& info, Verdict& verdict);
   std::optional<StoredBytes> Read(const Folder& folder, const ObjectKey& key,
-                                  int file, const Identity& id,
+                                  const File& file, const FileInfo& info,
                                   Verdict& verdict);
   bool Unlink(const Folder& folder, const FileName& name) noexcept;
   void Reject(const Folder& folder, const FileName& name) noexcept;
@@ -197,15 +146,16 @@ class FolderStoreOnFiles final : public FolderStore {
   const std::string tier_;
   const bool mapped_;
   const uint64_t budget_bytes_;
-  const Mapping::Count mappings_ = std::make_shared<std::atomic<size_t>>(0);
+  const MappedObject::Count mappings_ =
+      std::make_shared<std::atomic<size_t>>(0);
 
   std::mutex sweeping_;  // of this process
-  const pid_t pid_ = getpid();
+  const int pid_ = ProcessId();
   mutable std::mutex mutex_;  // guards what follows
   std::shared_ptr<const Folder> folder_;
   Clock::time_point looked_ = Clock::now();
   std::map<ObjectName, CheckedFile> checked_;
-  std::vector<std::weak_ptr<const Mapping>> live_;  // and dead ones
+  std::vector<std::weak_ptr<const MappedObject>> live_;  // and dead ones
   mutable bool counted_ = false;  // entries and bytes are those of the folder
   mutable StoreStats stats_;
   uint64_t written_since_sweep_ = 0;
@@ -238,7 +188,7 @@ std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
     // A symbolic link, a stranger's: what is read is still the old one.
     return writing ? nullptr : known;
   }
-  if (tier_ == "shared" && !IsInMemory(found->descriptor())) {
+  if (tier_ == "shared" && !found->directory().OnWhat().is_in_memory) {
     return writing ? nullptr : known;
   }
   const std::lock_guard lock(mutex_);
@@ -257,8 +207,7 @@ void FolderStoreOnFiles::Has(std::span<const ObjectKey> keys,
     const auto folder = Current(false);
     for (size_t i = 0; i < keys.size(); ++i) {
       const std::string path = folder->NameFor(keys[i]).Path();
-      found[i] = faccessat(folder->descriptor(), path.c_str(), F_OK,
-                           AT_SYMLINK_NOFOLLOW) == 0;
+      found[i] = folder->directory().InfoOf(path).has_value();
     }
   } catch (const std::exception&) {
     std::fill(found.begin(), found.end(), uint8_t{0});
@@ -285,7 +234,7 @@ std::vector<Loaded> FolderStoreOnFiles::Load(std::span<const ObjectKey> keys) {
 
 Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
   const FileName name = folder.NameFor(key);
-  const Descriptor file = folder.OpenObject(name);
+  const File file = folder.directory().OpenUnnoticed(name.Path());
   if (!file.is_open()) {
     // Of this user's own files none is a link, a socket or unreadable.
     if (errno == ELOOP || errno == ENXIO || errno == EACCES) {
@@ -293,37 +242,33 @@ Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
     }
     return {};
   }
-  struct stat info;
-  if (fstat(file.get(), &info) != 0) return {};
-  const auto size = static_cast<uint64_t>(info.st_size);
-  if (!S_ISREG(info.st_mode) || info.st_uid != geteuid() ||
-      (info.st_mode & 0222) != 0 || size < kLeastObject) {
+  const auto info = file.Info();
+  if (!info) return {};
+  if (info->kind != FileInfo::Kind::kRegular || info->owner != UserId() ||
+      (info->mode & 0222) != 0 || info->size < kLeastObject) {
     Reject(folder, name);
     return {};
   }
   // Before memory is taken for what may be cut, or grown beyond all memory.
   uint64_t said = 0;
-  const int error = ReadFileAt(
-      file.get(), kSizeAt, {reinterpret_cast<uint8_t*>(&said), sizeof(said)});
-  if (error != 0 || said != size) {
+  const int error = file.ReadAt(
+      kSizeAt, {reinterpret_cast<uint8_t*>(&said), sizeof(said)});
+  if (error != 0 || said != info->size) {
     if (error == 0 || error == EIO) Reject(folder, name);
     return {};
   }
   // It may be another process's with a larger budget.
-  if (size > budget_bytes_) return {};
+  if (info->size > budget_bytes_) return {};
   Verdict verdict = Verdict::kSound;
-  auto object =
-      mapped_ ? Map(folder, key, name, file.get(), IdentityOf(info), verdict)
-              : Read(folder, key, file.get(), IdentityOf(info), verdict);
+  auto object = mapped_ ? Map(folder, key, name, file, *info, verdict)
+                        : Read(folder, key, file, *info, verdict);
   if (verdict == Verdict::kDamaged) Reject(folder, name);
   if (!object) return {};
-  struct timespec now = {};
-  clock_gettime(CLOCK_REALTIME, &now);
-  const int64_t age = Nanoseconds(now) - Nanoseconds(info.st_atim);
+  const int64_t now = WallClockNs();
+  const int64_t age = now - info->used_ns;
   if (age < 0 || age >= kTouchNs) {
     (void)FaultAt("touch");
-    const struct timespec times[2] = {now, {0, UTIME_OMIT}};
-    (void)futimens(file.get(), times);  // where it may be written
+    (void)file.SetUsed(now);  // where it may be written
   }
   return {LoadState::kHit, *std::move(object)};
 }
@@ -331,9 +276,10 @@ Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
 std::optional<StoredBytes> FolderStoreOnFiles::Map(const Folder& folder,
                                                    const ObjectKey& key,
                                                    const FileName& name,
-                                                   int file, const Identity& id,
+                                                   const File& file,
+                                                   const FileInfo& info,
                                                    Verdict& verdict) {
-  const auto as_object = [](std::shared_ptr<const Mapping> mapping) {
+  const auto as_object = [](std::shared_ptr<const MappedObject> mapping) {
     const auto bytes = mapping->bytes();
     return StoredBytes{bytes, std::move(mapping), true, true};
   };
@@ -341,7 +287,7 @@ std::optional<StoredBytes> FolderStoreOnFiles::Map(const Folder& folder,
   {
     const std::lock_guard lock(mutex_);
     const auto known = checked_.find(name.name);
-    if (known != checked_.end() && known->second.id == id) {
+    if (known != checked_.end() && known->second.info.HasSameContent(info)) {
       if (known->second.address != key.address) return std::nullopt;
       checked = true;
       if (auto mapping = known->second.mapping.lock()) {
@@ -350,18 +296,20 @@ std::optional<StoredBytes> FolderStoreOnFiles::Map(const Folder& folder,
     }
   }
   if (*mappings_ >= kMaxMappings) return std::nullopt;
-  auto mapping = Mapping::Make(file, id, name.Path(), mappings_);
-  if (!mapping) return std::nullopt;
+  Mapping mapped = file.Map(static_cast<size_t>(info.size));
+  if (mapped.bytes().empty()) return std::nullopt;
+  auto mapping = std::make_shared<const MappedObject>(std::move(mapped), info,
+                                                      name.Path(), mappings_);
   Address address = key.address;
   if (!checked) verdict = Check(folder, key, mapping->bytes(), address);
   if (verdict == Verdict::kDamaged) return std::nullopt;
   const std::lock_guard lock(mutex_);
   CheckedFile& known = checked_[name.name];
-  if (known.id == id) {
+  if (known.info.HasSameContent(info)) {
     // Another thread was quicker.
     if (auto theirs = known.mapping.lock()) mapping = std::move(theirs);
   }
-  known = {id, address, mapping};
+  known = {info, address, mapping};
   if (verdict == Verdict::kOther) return std::nullopt;
   if (live_.size() >= 2 * kMaxMappings) {
     std::erase_if(live_, [](const auto& one) { return one.expired(); });
@@ -376,12 +324,12 @@ std::optional<StoredBytes> FolderStoreOnFiles::Map(const Folder& folder,
 
 std::optional<StoredBytes> FolderStoreOnFiles::Read(const Folder& folder,
                                                     const ObjectKey& key,
-                                                    int file,
-                                                    const Identity& id,
+                                                    const File& file,
+                                                    const FileInfo& info,
                                                     Verdict& verdict) {
   const auto buffer =
-      std::make_shared<AlignedBuffer<uint8_t>>(static_cast<size_t>(id.size));
-  const int error = ReadFileAt(file, 0, {buffer->data(), buffer->size()});
+      std::make_shared<AlignedBuffer<uint8_t>>(static_cast<size_t>(info.size));
+  const int error = file.ReadAt(0, {buffer->data(), buffer->size()});
   if (error != 0) {
     if (error == EIO)
       verdict = Verdict::kDamaged;  // a bad sector, or it is cut
@@ -460,15 +408,12 @@ bool FolderStoreOnFiles::Unlink(const Folder& folder,
                                 const FileName& name) noexcept {
   try {
     const std::string path = name.Path();
-    struct stat info;
-    const bool known = fstatat(folder.descriptor(), path.c_str(), &info,
-                               AT_SYMLINK_NOFOLLOW) == 0;
-    if (unlinkat(folder.descriptor(), path.c_str(), 0) != 0) return false;
+    const auto info = folder.directory().InfoOf(path);
+    if (folder.directory().Remove(path) != 0) return false;
     const std::lock_guard lock(mutex_);
     if (stats_.entries > 0) --stats_.entries;
-    if (known && S_ISREG(info.st_mode)) {
-      stats_.bytes -=
-          std::min(stats_.bytes, static_cast<uint64_t>(info.st_size));
+    if (info && info->kind == FileInfo::Kind::kRegular) {
+      stats_.bytes -= std::min(stats_.bytes, info->size);
     }
     checked_.erase(name.name);
     return true;
@@ -560,7 +505,7 @@ StoreStats FolderStoreOnFiles::stats() const {
 // Files that are gone for others and take memory as long as this process has
 // them mapped.
 uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
-  std::vector<std::shared_ptr<const Mapping>> live;
+  std::vector<std::shared_ptr<const MappedObject>> live;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& one : live_) {
@@ -571,10 +516,8 @@ uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
   live.erase(std::unique(live.begin(), live.end()), live.end());
   uint64_t bytes = 0;
   for (const auto& mapping : live) {
-    struct stat info;
-    if (fstatat(folder.descriptor(), mapping->path().c_str(), &info,
-                AT_SYMLINK_NOFOLLOW) != 0 ||
-        IdentityOf(info) != mapping->identity()) {
+    const auto info = folder.directory().InfoOf(mapping->path());
+    if (!info || !info->HasSameContent(mapping->info())) {
       bytes += CountedBytes(mapping->bytes().size());
     }
   }
@@ -585,7 +528,7 @@ SweepResult FolderStoreOnFiles::Sweep() {
   // A child of fork() may find it held by a thread that is not there; between
   // processes the folder has a lock of its own.
   std::unique_lock one_at_a_time(sweeping_, std::defer_lock);
-  if (pid_ == getpid()) one_at_a_time.lock();
+  if (pid_ == ProcessId()) one_at_a_time.lock();
   const auto folder = Current(false);
   uint64_t written = 0;
   {
@@ -615,20 +558,21 @@ void FolderStoreOnFiles::TryToSweep() noexcept {
 }
 
 // The folder, or where it would be made; closed if that cannot be opened.
-Descriptor PlaceOf(const std::string& path) {
+Directory PlaceOf(const std::string& path) {
   std::string place = path;
-  while (!place.empty() && access(place.c_str(), F_OK) != 0) {
+  std::error_code error;
+  while (!place.empty() && !std::filesystem::exists(place, error)) {
     const size_t slash = place.find_last_of('/');
     if (slash == std::string::npos) place = ".";
     else place.resize(slash == 0 && place.size() > 1 ? 1 : slash);
   }
-  return Descriptor(open(place.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return Directory::Working().OpenDirectory(place, true);
 }
 
-void CheckInMemory(const std::string& path, int descriptor) {
-  if (descriptor < 0 || IsInMemory(descriptor)) return;
+void CheckInMemory(const std::string& path, const FileSystem& system) {
+  if (system.is_in_memory) return;
   throw InvalidArgument(StrCat(path, " is on a file system of type ",
-                               FileSystemName(descriptor),
+                               system.name,
                                ", expected one in memory (tmpfs), as "
                                "/dev/shm"));
 }
@@ -651,16 +595,18 @@ std::shared_ptr<FolderStore> OpenFolderStore(const std::string& path,
   if (options.budget_bytes == 0) {
     throw InvalidArgument("budget_bytes is 0, expected at least 1");
   }
-  // Before it is made there for nothing.
-  if (shared) CheckInMemory(path, PlaceOf(path).get());
+  if (shared) {
+    // Before it is made there for nothing.
+    const Directory place = PlaceOf(path);
+    if (place.is_open()) CheckInMemory(path, place.OnWhat());
+  }
   auto folder = Folder::Open(path, true);
   uint64_t budget = options.budget_bytes;
   if (shared) {
-    CheckInMemory(path, folder->descriptor());
+    const FileSystem system = folder->directory().OnWhat();
+    CheckInMemory(path, system);
     uint64_t limit = MemoryLimit();
-    if (const uint64_t all = FileSystemBytes(folder->descriptor()); all > 0) {
-      limit = std::min(limit, all);
-    }
+    if (system.bytes > 0) limit = std::min(limit, system.bytes);
     budget = std::min(budget, limit / 2);
   }
   return std::make_shared<FolderStoreOnFiles>(path, options, budget,
@@ -671,7 +617,7 @@ FolderReport DescribeFolder(const std::string& path) {
   const auto folder = Folder::Open(path, false);
   const FolderContent content = ReadFolder(*folder);
   FolderReport report;
-  report.file_system = FileSystemName(folder->descriptor());
+  report.file_system = folder->directory().OnWhat().name;
   report.temporary_files = content.temporary.size();
   using GroupKey = std::pair<std::array<uint8_t, 8>, ObjectKind>;
   std::map<GroupKey, FolderReport::Group> groups;

@@ -1,17 +1,9 @@
 #include "store/folder_sweep.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
-#include <ctime>
 #include <functional>
 #include <map>
-#include <memory>
 #include <optional>
 #include <queue>
 #include <set>
@@ -21,7 +13,6 @@
 #include "base/fault.h"
 #include "base/rounding.h"
 #include "base/time.h"
-#include "io/file_access.h"
 #include "store/object.h"
 
 namespace gkv {
@@ -35,55 +26,22 @@ constexpr uint64_t kMostReserved = uint64_t{256} << 20;
 // No head is longer: it has 256 tokens, and a few ranges.
 constexpr uint64_t kMostHeadBytes = 4096;
 
-int64_t Now() {
-  struct timespec now = {};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return Nanoseconds(now);
-}
-
-// Calls `visit` with each regular file of a folder and what lstat says of it.
-template <typename Visit>
-void VisitFolder(int folder, const Visit& visit) {
-  struct Close {
-    void operator()(DIR* stream) const { closedir(stream); }
-  };
-  // One of its own: duplicates would read on where another one stands.
-  const int own = Uninterrupted(
-      [&] { return openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
-  if (own < 0) return;
-  const std::unique_ptr<DIR, Close> stream(fdopendir(own));
-  if (!stream) {
-    close(own);
-    return;
-  }
-  while (const dirent* const entry = readdir(stream.get())) {
-    struct stat info;
-    if (fstatat(folder, entry->d_name, &info, AT_SYMLINK_NOFOLLOW) == 0 &&
-        S_ISREG(info.st_mode)) {
-      visit(std::string_view(entry->d_name), info);
-    }
-  }
-}
-
 void ReadSubfolder(const Folder& folder, const std::string& subfolder,
                    int64_t now, FolderContent& content) {
-  const Descriptor descriptor = folder.OpenSubfolder(subfolder, false);
-  if (!descriptor.is_open()) return;
-  VisitFolder(
-      descriptor.get(), [&](std::string_view text, const struct stat& info) {
-        if (text.starts_with(kTemporaryPrefix)) {
-          content.temporary.push_back(subfolder + "/" + std::string(text));
-          return;
-        }
-        const auto name = FileName::Parse(text);
-        if (!name || name->Subfolder() != subfolder) return;
-        const int64_t used =
-            std::max(Nanoseconds(info.st_atim), Nanoseconds(info.st_mtim));
-        content.entries.push_back({*name, static_cast<uint64_t>(info.st_size),
-                                   std::min(used, now),
-                                   std::max<int64_t>(used - now, 0)});
-        content.bytes += static_cast<uint64_t>(info.st_size);
-      });
+  const Directory directory = folder.OpenSubfolder(subfolder, false);
+  if (!directory.is_open()) return;
+  directory.VisitFiles([&](std::string_view text, const FileInfo& info) {
+    if (text.starts_with(kTemporaryPrefix)) {
+      content.temporary.push_back(subfolder + "/" + std::string(text));
+      return;
+    }
+    const auto name = FileName::Parse(text);
+    if (!name || name->Subfolder() != subfolder) return;
+    const int64_t used = std::max(info.used_ns, info.written_ns);
+    content.entries.push_back({*name, info.size, std::min(used, now),
+                               std::max<int64_t>(used - now, 0)});
+    content.bytes += info.size;
+  });
 }
 
 // Which objects hang on which.
@@ -184,27 +142,19 @@ void EndTimesAhead(const Folder& folder, int64_t now,
   for (FolderEntry* const entry : ahead) {
     entry->used_ns = ++used;
     entry->ahead_ns = 0;
-    struct timespec time = {};
-    time.tv_sec = static_cast<time_t>(used / 1'000'000'000);
-    time.tv_nsec = used % 1'000'000'000;
-    const struct timespec times[2] = {time, time};
-    (void)utimensat(folder.descriptor(), entry->name.Path().c_str(), times,
-                    AT_SYMLINK_NOFOLLOW);  // where it may be written
+    // Where it may be written.
+    (void)folder.directory().SetTimes(entry->name.Path(), used);
   }
 }
 
 // Their writers hold locks while they live.
 bool IsDead(const Folder& folder, const std::string& path, int64_t now) {
-  const Descriptor file(Uninterrupted([&] {
-    return openat(folder.descriptor(), path.c_str(),
-                  O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-  }));
-  struct stat info;
-  if (!file.is_open() || fstat(file.get(), &info) != 0) return false;
-  const LockResult lock = TryLock(file.get(), false);
-  return lock == LockResult::kHeld ||
-         (lock == LockResult::kImpossible &&
-          Nanoseconds(info.st_mtim) + kDayNs < now);
+  const File file = folder.directory().OpenToRead(path);
+  const auto info = file.Info();
+  if (!info) return false;
+  const LockResult lock = file.TryLock(false);
+  return lock == LockResult::kHeld || (lock == LockResult::kImpossible &&
+                                       info->written_ns + kDayNs < now);
 }
 
 }  // namespace
@@ -223,13 +173,12 @@ uint64_t FolderContent::CountedBytes() const {
 
 FolderContent ReadFolder(const Folder& folder) {
   FolderContent content;
-  const int64_t now = Now();
-  VisitFolder(folder.descriptor(),
-              [&](std::string_view text, const struct stat&) {
-                if (text.starts_with(kTemporaryPrefix)) {
-                  content.temporary.emplace_back(text);
-                }
-              });
+  const int64_t now = WallClockNs();
+  folder.directory().VisitFiles([&](std::string_view text, const FileInfo&) {
+    if (text.starts_with(kTemporaryPrefix)) {
+      content.temporary.emplace_back(text);
+    }
+  });
   for (int i = 0; i < kSubfolders; ++i) {
     ReadSubfolder(folder, Folder::SubfolderName(static_cast<size_t>(i)), now,
                   content);
@@ -238,31 +187,24 @@ FolderContent ReadFolder(const Folder& folder) {
 }
 
 FileSystemRoom RoomOf(const Folder& folder) noexcept {
-  struct statvfs info;
-  if (fstatvfs(folder.descriptor(), &info) != 0 || info.f_blocks == 0) {
-    return {UINT64_MAX, 0};
-  }
-  const uint64_t unit = info.f_frsize;
-  return {uint64_t{info.f_bavail} * unit,
-          std::min(uint64_t{info.f_blocks} * unit / kReservedShare,
-                   kMostReserved)};
+  const FileSystem system = folder.directory().OnWhat();
+  if (system.bytes == 0) return {UINT64_MAX, 0};
+  return {system.free_bytes,
+          std::min(system.bytes / kReservedShare, kMostReserved)};
 }
 
 SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
                         uint64_t pinned_bytes) {
   SweepResult result;
-  const Descriptor lock = folder.OpenLock();
+  const File lock = folder.OpenLock();
   // Where there are no locks, two at once do no harm either.
-  if (lock.is_open() && TryLock(lock.get(), true) == LockResult::kTaken) {
-    return result;
-  }
+  if (lock.TryLock(true) == LockResult::kTaken) return result;
   (void)FaultAt("sweep-locked");
   result.swept = true;
-  const int64_t now = Now();
+  const int64_t now = WallClockNs();
   FolderContent content = ReadFolder(folder);
   for (const std::string& path : content.temporary) {
-    if (IsDead(folder, path, now) &&
-        unlinkat(folder.descriptor(), path.c_str(), 0) == 0) {
+    if (IsDead(folder, path, now) && folder.directory().Remove(path) == 0) {
       ++result.removed_temporary;
     }
   }
@@ -278,10 +220,8 @@ SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
   const auto remove = [&](size_t i) {
     const FolderEntry& entry = entries[i];
     (void)FaultAt("sweep-unlink");
-    if (unlinkat(folder.descriptor(), entry.name.Path().c_str(), 0) != 0 &&
-        errno != ENOENT) {
-      return;
-    }
+    const int error = folder.directory().Remove(entry.name.Path());
+    if (error != 0 && error != ENOENT) return;
     ++result.removed;
     result.removed_bytes += entry.bytes;
     --result.entries;
@@ -329,10 +269,10 @@ void EraseOtherSalts(const Address& salt, std::vector<FolderEntry>& entries) {
 // Nothing if it is gone or damaged.
 std::optional<ObjectHead> HeadOf(const Folder& folder,
                                  const FolderEntry& entry) {
-  const Descriptor file = folder.OpenObject(entry.name);
+  const File file = folder.directory().OpenUnnoticed(entry.name.Path());
   if (!file.is_open()) return std::nullopt;
   std::vector<uint8_t> first(std::min(entry.bytes, kMostHeadBytes));
-  if (ReadFileAt(file.get(), 0, first) != 0) return std::nullopt;
+  if (file.ReadAt(0, first) != 0) return std::nullopt;
   try {
     return ReadHeadOf(first, entry.bytes);
   } catch (const Error&) {
@@ -381,7 +321,7 @@ uint64_t RemoveBranchOf(const Folder& folder, const ObjectBranch& branch) {
   for (auto at = victims.rbegin(); at != victims.rend(); ++at) {
     const std::string path = (*at)->name.Path();
     (void)FaultAt("branch-unlink");
-    removed += unlinkat(folder.descriptor(), path.c_str(), 0) == 0;
+    removed += folder.directory().Remove(path) == 0;
   }
   return removed;
 }
@@ -399,10 +339,8 @@ bool ClearFolder(const Folder& folder, const Address* salt) {
   bool all = true;
   for (const FolderEntry& entry : entries) {
     (void)FaultAt("clear-unlink");
-    const std::string path = entry.name.Path();
-    all = (unlinkat(folder.descriptor(), path.c_str(), 0) == 0 ||
-           errno == ENOENT) &&
-          all;
+    const int error = folder.directory().Remove(entry.name.Path());
+    all = all && (error == 0 || error == ENOENT);
   }
   return all;
 }

@@ -117,6 +117,25 @@ class TreeTest(unittest.TestCase):
             check_sources.undeclared(self.root, declared[:1]), declared[1:]
         )
 
+    def test_system_includes(self):
+        self.assertEqual(list(check_sources.system_includes(self.root)), [])
+        for header in ("sys/stat.h", "fcntl.h", "unistd.h", "pthread.h"):
+            line = f"# include <{header}>\n"
+            with self.subTest(header=header):
+                self.write("cpp/io/y.cc", line)
+                self.write("cpp/base/processors.h", line)
+                self.write("cpp/store/y.cc", f"#include <map>\n{line}")
+                self.write("cpp/base/process_two.h", line)
+                found = list(check_sources.system_includes(self.root))
+                self.assertEqual(
+                    [text.split(" ")[0] for text in found],
+                    ["cpp/base/process_two.h:1:", "cpp/store/y.cc:2:"],
+                )
+        for others in ('"base/x.h"', "<pybind11/stl.h>", "<cerrno>"):
+            self.write("cpp/store/y.cc", f"#include {others}\n")
+            self.write("cpp/base/process_two.h", "")
+            self.assertEqual(list(check_sources.system_includes(self.root)), [])
+
     def test_frames_of_functions(self):
         lines = [
             "0000000000000010 <gkv::Small(int)>:\n",

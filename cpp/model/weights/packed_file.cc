@@ -1,15 +1,14 @@
 #include "model/weights/packed_file.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <utility>
 
 #include "base/bytes.h"
 #include "base/error.h"
+#include "base/hex.h"
+#include "base/process.h"
 #include "io/byte_io.h"
 #include "ops/matmul.h"
 
@@ -112,11 +111,11 @@ std::string PackedFileName(const Hash128& fingerprint) {
 }
 
 std::optional<Hash128> FingerprintOf(std::string_view file_name) {
-  if (file_name.size() < 32) return std::nullopt;
   Hash128 hash;
-  const char* const hex = file_name.data();
-  std::from_chars(hex, hex + 16, hash.high, 16);
-  std::from_chars(hex + 16, hex + 32, hash.low, 16);
+  if (!ParseHex(file_name.substr(0, 16), hash.high) ||
+      !ParseHex(file_name.substr(16, 16), hash.low)) {
+    return std::nullopt;
+  }
   return PackedFileName(hash) == file_name ? std::optional(hash)
                                            : std::nullopt;
 }
@@ -204,8 +203,8 @@ void PackedFile::Damaged(const std::string& what) const {
 // The hashes are sums, no signatures: whoever may write the file could put
 // other weights there.
 void PackedFile::CheckOwner() const {
-  if (file_.owner() == geteuid() || file_.owner() == 0) return;
-  Damaged(StrCat("owned by user ", file_.owner(), ", expected ", geteuid(),
+  if (file_.owner() == UserId() || file_.owner() == 0) return;
+  Damaged(StrCat("owned by user ", file_.owner(), ", expected ", UserId(),
                  " or root"));
 }
 
@@ -312,7 +311,8 @@ void PackedFile::CheckAll(ThreadPool& pool, const Progress& progress) const {
 }
 
 void PackedFile::DeleteDamaged(const Tensor& tensor) const {
-  const bool gone = !file_.IsInPlace() || unlink(path().c_str()) == 0;
+  const bool gone =
+      !file_.IsInPlace() || Directory::Working().Remove(path()) == 0;
   Damaged(StrCat(DamageOf(tensor),
                  gone ? "; the file was deleted, load the model again"
                       : "; delete the file and load the model again"));
@@ -321,7 +321,7 @@ void PackedFile::DeleteDamaged(const Tensor& tensor) const {
 bool PackedFile::CanDelete() const {
   const std::string folder =
       std::filesystem::path(path()).parent_path().string();
-  return file_.owner() == geteuid() && access(folder.c_str(), W_OK) == 0;
+  return file_.owner() == UserId() && MayChangeFolder(folder);
 }
 
 const PackedFile::Tensor* PackedFile::Find(std::string_view name) const {

@@ -1,17 +1,17 @@
 #include "model/weights/packed_weights.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/fp_environment.h"
+#include "base/process.h"
+#include "io/file.h"
 #include "model/weights/packed_file.h"
 #include "model/weights/quantization.h"
 #include "model/weights/source_reader.h"
@@ -40,23 +40,24 @@ class SourceRecord {
 
   // Fingerprint of the weights; nullopt if nobody noted it.
   std::optional<Hash128> Read() const {
-    struct stat info;
-    char target[256];
-    const ssize_t size = readlink(path_.c_str(), target, sizeof(target));
-    if (size < 0 || lstat(path_.c_str(), &info) != 0 ||
-        (info.st_uid != geteuid() && info.st_uid != 0)) {
+    std::error_code error;
+    const std::string target = std::filesystem::read_symlink(path_, error);
+    const auto info = Directory::Working().InfoOf(path_);
+    if (error || !info || (info->owner != UserId() && info->owner != 0)) {
       return std::nullopt;
     }
-    return FingerprintOf({target, static_cast<size_t>(size)});
+    return FingerprintOf(target);
   }
 
   // Requires: the source was settled before it was read.
   void Write(const Hash128& fingerprint) const {
     const std::string target = PackedFileName(fingerprint);
     // What cannot be noted is hashed again.
-    if (symlink(target.c_str(), path_.c_str()) != 0 && errno == EEXIST &&
-        unlink(path_.c_str()) == 0) {
-      (void)!symlink(target.c_str(), path_.c_str());
+    std::error_code error;
+    std::filesystem::create_symlink(target, path_, error);
+    if (error == std::errc::file_exists &&
+        Directory::Working().Remove(path_) == 0) {
+      std::filesystem::create_symlink(target, path_, error);
     }
   }
 

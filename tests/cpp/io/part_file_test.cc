@@ -182,5 +182,69 @@ TEST(PartFileTest, FoldersAndFilesInTheWay) {
   EXPECT_FALSE(std::filesystem::exists(folder / "taken.part"));
 }
 
+// Of many small files: with a name and without one.
+class SmallPartFileTest : public testing::TestWithParam<bool> {
+ protected:
+  PartFile Create(const std::string& name) const {
+    return PartFile::CreateIn(directory_, name, ".tmp-", GetParam());
+  }
+
+  const TempFolder folder_;
+  const Directory directory_ =
+      Directory::Working().OpenDirectory(folder_.path());
+};
+INSTANTIATE_TEST_SUITE_P(Names, SmallPartFileTest, testing::Bool(),
+                         [](const testing::TestParamInfo<bool>& named) {
+                           return named.param ? "Named" : "Unnamed";
+                         });
+
+TEST_P(SmallPartFileTest, AppearsWholeReadOnlyAndOnce) {
+  {
+    PartFile first = Create("file"), second = Create("file");
+    if (GetParam()) {
+      EXPECT_TRUE(first.is_named());
+      const auto names = folder_.Names();
+      ASSERT_EQ(names.size(), 2u);
+      EXPECT_TRUE(names[0].starts_with(".tmp-"));
+      // Whoever finds it knows that its writer lives.
+      EXPECT_EQ(directory_.OpenToRead(names[0]).TryLock(false),
+                LockResult::kTaken);
+    }
+    EXPECT_EQ(first.WriteAt(0, BytesOf("first")), 0);
+    EXPECT_EQ(second.WriteAt(0, BytesOf("second")), 0);
+    EXPECT_FALSE(directory_.InfoOf("file"));
+    first.Publish();
+    try {
+      second.Publish(false);
+      ADD_FAILURE() << "two files of a name";
+    } catch (const IoError& error) {
+      EXPECT_EQ(error.error_number(), EEXIST);
+    }
+  }
+  EXPECT_EQ(folder_.Names(), std::vector<std::string>{"file"});
+  EXPECT_EQ(ReadWhole(folder_ / "file"), "first");
+  EXPECT_EQ(directory_.InfoOf("file")->mode, 0400u);
+}
+
+TEST_P(SmallPartFileTest, VanishesUnlessPublished) {
+  {
+    const PartFile part = Create("file");
+    EXPECT_EQ(part.WriteAt(0, BytesOf("x")), 0);
+  }
+  EXPECT_TRUE(folder_.Names().empty());
+}
+
+TEST_P(SmallPartFileTest, AFolderThatIsGone) {
+  PartFile part = Create("file");
+  std::filesystem::remove_all(folder_.path());
+  try {
+    part.Publish(false);
+    ADD_FAILURE() << "published nowhere";
+  } catch (const IoError& error) {
+    EXPECT_EQ(error.error_number(), ENOENT);
+  }
+  EXPECT_THROW(Create("file"), IoError);
+}
+
 }  // namespace
 }  // namespace gkv

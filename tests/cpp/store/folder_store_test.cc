@@ -1,6 +1,5 @@
 #include "store/folder_store.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -206,8 +205,8 @@ TEST_P(FolderStoreTest, SaysWhatItCannotUse) {
 TEST(FolderStorePlaceTest, SharedIsInMemoryAndAtMostHalfOfIt) {
   const FolderAt disk(OnDisk());
   struct stat info;
-  const Descriptor descriptor(open(OnDisk().c_str(), O_RDONLY | O_CLOEXEC));
-  if (!IsInMemory(descriptor.get())) {
+  const auto on_disk = Directory::Working().OpenDirectory(OnDisk(), true);
+  if (!on_disk.OnWhat().is_in_memory) {
     EXPECT_THROW(OpenFolderStore(disk / "a", {"shared", true, kLarge}),
                  InvalidArgument);
     // A folder that was made for nothing is gone, one of before is not.
@@ -542,8 +541,8 @@ TEST_P(FolderStoreTest, DeadTemporaryFilesGoLiveOnesStay) {
   const std::string live = path_ + "/00/.tmp-fedcba9876543210";
   for (const auto& path : {dead, top, live}) WriteWhole(path, "half");
   {
-    const Descriptor writer(open(live.c_str(), O_WRONLY | O_CLOEXEC));
-    ASSERT_EQ(TryLock(writer.get(), true), LockResult::kHeld);
+    const File writer = Directory::Working().OpenToWrite(live);
+    ASSERT_EQ(writer.TryLock(true), LockResult::kHeld);
     EXPECT_EQ(store->Sweep().removed_temporary, 2u);
     EXPECT_EQ(FilesOf(path_, ".tmp-"), std::vector{live});
   }
@@ -803,8 +802,8 @@ TEST_P(FolderStoreTest, OneSweepsAtATime) {
   PutAll(*store, Chain("", 1, 2));
   const auto folder = Folder::Open(path_, false);
   {
-    const Descriptor lock = folder->OpenLock();
-    ASSERT_EQ(TryLock(lock.get(), true), LockResult::kHeld);
+    const File lock = folder->OpenLock();
+    ASSERT_EQ(lock.TryLock(true), LockResult::kHeld);
     EXPECT_FALSE(store->Sweep().swept);
     EXPECT_EQ(store->stats().entries, 3u);
   }
