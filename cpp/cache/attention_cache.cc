@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/rounding.h"
-#include "ops/kv_strip.h"
+#include "cache/kv_copy.h"
 
 namespace gkv {
 
@@ -69,18 +69,9 @@ void AttentionCache::Restart(size_t begin, size_t target) {
 
 BlockRef AttentionCache::CopyBlock(const BlockRef& from, size_t tokens) const {
   BlockRef to = pool_->Acquire(group().block_bytes);
-  const size_t block_tokens = layout_->block_tokens();
-  for (const size_t layer : group().layers) {
-    const KvLayerSpec& spec = layout_->layers()[layer];
-    const StripCopy copy = {layout_->dtype(), spec.head_dim, 0, tokens, 0,
-                            block_tokens,     block_tokens};
-    for (size_t head = 0; head < spec.kv_heads; ++head) {
-      const size_t keys = layout_->key_offset(layer, head);
-      const size_t values = layout_->value_offset(layer, head);
-      CopyKeys(copy, from.data() + keys, to.data() + keys);
-      CopyValues(copy, from.data() + values, to.data() + values);
-    }
-  }
+  // Which positions the block has does not matter.
+  const HeldBlock held = {0, tokens, from};
+  CopyPositions(*layout_, {&held, 1}, *layout_, group_, 0, tokens, to.data());
   return to;
 }
 

@@ -39,7 +39,6 @@ class SnapshotWriter {
                   bool values, Sections& out) const;
   void CopyTokens(size_t layer, size_t head, bool values, size_t begin,
                   size_t end, uint8_t* strip, size_t strip_tokens) const;
-  void WriteStates(Sections& out) const;
 
   std::shared_ptr<const KvLayout> layout_;
   KvContent content_;
@@ -49,19 +48,16 @@ class SnapshotWriter {
   std::vector<std::map<size_t, std::vector<HeldBlock>>> held_;
 };
 
-// Calls fn(layer, head, range) for the keys and values in a payload, in order:
-// a strip of keys and one of values of range.tokens() tokens each.
+// Calls fn(layer, range) for the keys and values in a payload, in order: the
+// strips of all heads of the layer, of range.tokens() tokens each.
 template <typename Fn>
-void ForStrips(const KvLayout& layout, const SnapshotHeader& header,
+void ForRanges(const KvLayout& layout, const SnapshotHeader& header,
                const Fn& fn) {
   for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
-    const KvLayerSpec& spec = layout.layers()[layer];
-    if (spec.shares) continue;
+    if (layout.layers()[layer].shares) continue;
     const KvGroup& group = layout.groups()[layout.group_of(layer)];
     for (const SnapshotHeader::Range& range : header.ranges(group)) {
-      for (size_t head = 0; head < spec.kv_heads; ++head) {
-        fn(layer, head, range);
-      }
+      fn(layer, range);
     }
   }
 }

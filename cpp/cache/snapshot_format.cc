@@ -322,6 +322,13 @@ SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,
   return header;
 }
 
+uint64_t RangeBytes(const KvLayout& layout, size_t layer,
+                    const SnapshotHeader::Range& range) {
+  const KvLayerSpec& spec = layout.layers()[layer];
+  return 2 * spec.kv_heads *
+         KvStripBytes(layout.dtype(), range.tokens(), spec.head_dim);
+}
+
 // Terms are below 2^57 by the limits above and those of KvLayout; sums that no
 // input has bytes for stop there.
 uint64_t SnapshotPayloadBytes(const KvLayout& layout,
@@ -337,8 +344,7 @@ uint64_t SnapshotPayloadBytes(const KvLayout& layout,
     }
     const KvGroup& group = layout.groups()[layout.group_of(i)];
     for (const SnapshotHeader::Range& range : header.ranges(group)) {
-      bytes += 2 * spec.kv_heads *
-               KvStripBytes(layout.dtype(), range.tokens(), spec.head_dim);
+      bytes += RangeBytes(layout, i, range);
       if (bytes >= kAbsurd) return kAbsurd;
     }
     if (bytes >= kAbsurd) return kAbsurd;

@@ -77,6 +77,10 @@ uint32_t ReadSnapshotVersion(ByteReader& reader);
 SnapshotHeader DecodeSnapshotHeader(std::span<const uint8_t> bytes,
                                     ByteReader& reader);
 
+// Bytes of a layer's keys and values in a range: strips of all its heads.
+uint64_t RangeBytes(const KvLayout& layout, size_t layer,
+                    const SnapshotHeader::Range& range);
+
 // Bytes of keys, values and states that follow the token ids; 2^60 or more if
 // that many cannot be meant.
 uint64_t SnapshotPayloadBytes(const KvLayout& layout,

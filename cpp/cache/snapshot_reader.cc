@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cache/kv_copy.h"
 #include "cache/snapshot.h"
-#include "ops/kv_strip.h"
 
 namespace gkv {
 namespace {
@@ -52,23 +52,23 @@ class Storage {
         layout_->ForBlocks(range.begin, range.end, acquire);
       }
     }
-    ForStrips(*layout_, header,
-              [&](size_t layer, size_t head, const Range& range) {
-                const size_t bytes =
-                    KvStripBytes(layout_->dtype(), range.tokens(),
-                                 layout_->layers()[layer].head_dim);
-                CopyStrips(layer, head, range, payload, payload + bytes);
-                payload += 2 * bytes;
-              });
+    ForRanges(*layout_, header, [&](size_t layer, const Range& range) {
+      const KvStrips<const uint8_t> source = {payload, range.aligned_begin(),
+                                              range.tokens()};
+      const auto& blocks = blocks_[layout_->group_of(layer)];
+      layout_->ForBlocks(
+          range.begin, range.end, [&](size_t block, size_t from, size_t to) {
+            CopyLayer(*layout_, layer, from, to, source,
+                      StripsIn(*layout_, layer, blocks[block].data(), from));
+          });
+      payload += RangeBytes(*layout_, layer, range);
+    });
     for (size_t i = 0; i < header.states.size(); ++i) {
       states_.push_back(pool->Acquire(layout_->state_bytes()));
-      for (size_t layer = 0; layer < layout_->layers().size(); ++layer) {
-        if (layout_->layers()[layer].kind != LayerKind::kRecurrent) continue;
-        const size_t bytes = layout_->state_floats(layer) * sizeof(float);
-        std::memcpy(states_[i].data() + layout_->state_offset(layer), payload,
-                    bytes);
+      ForStates(*layout_, [&](size_t offset, size_t bytes) {
+        std::memcpy(states_[i].data() + offset, payload, bytes);
         payload += bytes;
-      }
+      });
     }
   }
 
@@ -98,26 +98,6 @@ class Storage {
       held.push_back({from, to, blocks_[g][block]});
     });
     return held;
-  }
-
-  void CopyStrips(size_t layer, size_t head, const Range& range,
-                  const uint8_t* keys, const uint8_t* values) const {
-    const std::vector<BlockRef>& blocks = blocks_[layout_->group_of(layer)];
-    const size_t first = range.aligned_begin();
-    layout_->ForBlocks(
-        range.begin, range.end, [&](size_t i, size_t from, size_t to) {
-          const StripCopy copy = {
-              .dtype = layout_->dtype(),
-              .head_dim = layout_->layers()[layer].head_dim,
-              .begin = from - first,
-              .end = to - first,
-              .to_begin = from % layout_->block_tokens(),
-              .from_tokens = range.tokens(),
-              .to_tokens = layout_->block_tokens()};
-          uint8_t* const block = blocks[i].data();
-          CopyKeys(copy, keys, block + layout_->key_offset(layer, head));
-          CopyValues(copy, values, block + layout_->value_offset(layer, head));
-        });
   }
 
   std::shared_ptr<const KvLayout> layout_;

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/rounding.h"
+#include "cache/kv_copy.h"
 #include "cache/snapshot.h"
-#include "ops/kv_strip.h"
 
 namespace gkv {
 namespace {
@@ -150,12 +150,20 @@ void SnapshotWriter::Write(const ByteSink& sink) const {
   content_.log.Copy(0, tokens);
   out.Append(tokens.data(), tokens.size() * sizeof(int32_t));
   out.Seal();
-  ForStrips(*layout_, header_,
-            [&](size_t layer, size_t head, const Range& range) {
-              WriteStrip(layer, head, range, false, out);
-              WriteStrip(layer, head, range, true, out);
-            });
-  WriteStates(out);
+  ForRanges(*layout_, header_, [&](size_t layer, const Range& range) {
+    for (size_t i = 0; i < 2 * layout_->layers()[layer].kv_heads; ++i) {
+      WriteStrip(layer, i / 2, range, i % 2 == 1, out);
+    }
+  });
+  for (size_t g = 0; g < held_.size(); ++g) {
+    if (layout_->groups()[g].kind != LayerKind::kRecurrent) continue;
+    for (const auto& [position, state] : held_[g]) {
+      const uint8_t* const from = state[0].block.data();
+      ForStates(*layout_, [&](size_t offset, size_t bytes) {
+        out.Append(from + offset, bytes);
+      });
+    }
+  }
   out.Seal();
   out.Flush();
 }
@@ -202,35 +210,22 @@ void SnapshotWriter::CopyTokens(size_t layer, size_t head, bool values,
                                 size_t strip_tokens) const {
   const auto& held = held_[layout_->group_of(layer)];
   const size_t block_tokens = layout_->block_tokens();
-  const size_t first = begin / kKvGroup * kKvGroup;
   const size_t offset = values ? layout_->value_offset(layer, head)
                                : layout_->key_offset(layer, head);
+  const KvStrips<uint8_t> target = {strip, begin / kKvGroup * kKvGroup,
+                                    strip_tokens};
   layout_->ForBlocks(begin, end, [&](size_t block, size_t from, size_t to) {
     for (const HeldBlock& part : held.at(block)) {
       const size_t part_begin = std::max(from, part.begin);
       const size_t part_end = std::min(to, part.end);
       if (part_begin >= part_end) continue;
-      const StripCopy copy = {.dtype = layout_->dtype(),
-                              .head_dim = layout_->layers()[layer].head_dim,
-                              .begin = part_begin % block_tokens,
-                              .end = part_end - block * block_tokens,
-                              .to_begin = part_begin - first,
-                              .from_tokens = block_tokens,
-                              .to_tokens = strip_tokens};
-      (values ? CopyValues : CopyKeys)(copy, part.block.data() + offset, strip);
+      const KvStrips<const uint8_t> source = {
+          part.block.data() + offset, block * block_tokens, block_tokens};
+      (values ? CopyValues : CopyKeys)(
+          CopyOf(*layout_, layer, part_begin, part_end, source, target),
+          source.data, strip);
     }
   });
-}
-
-void SnapshotWriter::WriteStates(Sections& out) const {
-  for (const uint64_t position : header_.states) {
-    for (size_t layer = 0; layer < layout_->layers().size(); ++layer) {
-      if (layout_->layers()[layer].kind != LayerKind::kRecurrent) continue;
-      const auto& held = held_[layout_->group_of(layer)].at(position);
-      out.Append(held[0].block.data() + layout_->state_offset(layer),
-                 layout_->state_floats(layer) * sizeof(float));
-    }
-  }
 }
 
 }  // namespace gkv

@@ -11,7 +11,6 @@
 #include "base/error.h"
 #include "base/rounding.h"
 #include "io/byte_io.h"
-#include "ops/kv_strip.h"
 
 namespace gkv {
 namespace {
@@ -75,15 +74,6 @@ std::vector<StoredBlock> PayloadBlocks(const ObjectHead& head,
     }
   }
   return blocks;
-}
-
-void CopyState(const KvLayout& layout, const uint8_t* from, uint8_t* to) {
-  for (size_t layer = 0; layer < layout.layers().size(); ++layer) {
-    if (layout.layers()[layer].kind != LayerKind::kRecurrent) continue;
-    const size_t at = layout.state_offset(layer);
-    std::memcpy(to + at, from + at,
-                layout.state_floats(layer) * sizeof(float));
-  }
 }
 
 size_t HeadBytes(const ObjectHead& head) {
@@ -223,58 +213,6 @@ bool ObjectHead::operator==(const ObjectHead& other) const {
                     h.end, h.window, h.tokens);
   };
   return key(*this) == key(other);
-}
-
-void CopyPositions(const KvLayout& from, std::span<const HeldBlock> held,
-                   const KvLayout& to, size_t group, size_t begin, size_t end,
-                   uint8_t* block) {
-  for (const HeldBlock& part : held) {
-    const size_t p = std::max(part.begin, begin);
-    const size_t last = std::min(part.end, end);
-    if (p >= last) continue;
-    StripCopy copy = {.dtype = from.dtype(),
-                      .head_dim = 0,
-                      .begin = p % from.block_tokens(),
-                      .end = p % from.block_tokens() + (last - p),
-                      .to_begin = p % to.block_tokens(),
-                      .from_tokens = from.block_tokens(),
-                      .to_tokens = to.block_tokens()};
-    for (const size_t layer : from.groups()[group].layers) {
-      const KvLayerSpec& spec = from.layers()[layer];
-      copy.head_dim = spec.head_dim;
-      for (size_t head = 0; head < spec.kv_heads; ++head) {
-        CopyKeys(copy, part.block.data() + from.key_offset(layer, head),
-                 block + to.key_offset(layer, head));
-        CopyValues(copy, part.block.data() + from.value_offset(layer, head),
-                   block + to.value_offset(layer, head));
-      }
-    }
-  }
-}
-
-std::vector<HeldBlock> CopyHeld(const KvLayout& from,
-                                std::span<const HeldBlock> held,
-                                const KvLayout& to, size_t group,
-                                BlockPool& pool) {
-  std::vector<HeldBlock> copies;
-  if (held.empty()) return copies;
-  const size_t bytes = to.groups()[group].block_bytes;
-  if (to.groups()[group].kind == LayerKind::kRecurrent) {
-    for (const HeldBlock& state : held) {
-      copies.push_back({state.begin, state.end, pool.Acquire(bytes)});
-      CopyState(to, state.block.data(), copies.back().block.data());
-    }
-    return copies;
-  }
-  const size_t block_tokens = to.block_tokens();
-  const size_t end = held.back().end;
-  for (size_t p = held.front().begin; p < end;) {
-    const size_t next = std::min(end, (p / block_tokens + 1) * block_tokens);
-    copies.push_back({p, next, pool.Acquire(bytes)});
-    CopyPositions(from, held, to, group, p, next, copies.back().block.data());
-    p = next;
-  }
-  return copies;
 }
 
 StoredBytes EncodeObject(const ObjectHead& head, const KvLayout& layout,
@@ -429,17 +367,9 @@ HeldSet DecodeBlocks(const StoredBytes& object, const ObjectHead& head,
         {part.begin, part.end, BlockRef(block.release())});
   }
   if (object.mapped && layout.block_tokens() == kStoredBlockTokens) return held;
-  // Ranges of a group are apart where window pages lie between them.
-  HeldSet copies(held.size());
+  HeldSet copies;
   for (size_t g = 0; g < held.size(); ++g) {
-    for (auto at = held[g].begin(); at != held[g].end();) {
-      auto next = at + 1;
-      while (next != held[g].end() && next->begin == (next - 1)->end) ++next;
-      for (HeldBlock& copy : CopyHeld(*stored, {at, next}, layout, g, pool)) {
-        copies[g].push_back(std::move(copy));
-      }
-      at = next;
-    }
+    copies.push_back(CopyHeld(*stored, held[g], layout, g, pool));
   }
   return copies;
 }

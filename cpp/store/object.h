@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cache/block_pool.h"
-#include "cache/group_cache.h"
+#include "cache/kv_copy.h"
 #include "cache/kv_layout.h"
 #include "store/address.h"
 #include "store/block_store.h"
@@ -16,9 +16,6 @@
 // Objects as bytes: docs/block-store-format.md.
 
 namespace gkv {
-
-// What is held of some positions, by group: parallel to KvLayout::groups().
-using HeldSet = std::vector<std::vector<HeldBlock>>;
 
 // Of the sliding layers of one window: a resume point at p holds [from, p). It
 // stores [from, own) itself, and what lies behind the last whole page.
@@ -50,19 +47,6 @@ struct ObjectHead {
   // knows all but that.
   bool operator==(const ObjectHead& other) const;
 };
-
-// Copies positions [begin, end), of which `held` has all, to a block of `to`
-// that covers them. Requires: an attention group of both layouts, which differ
-// in block_tokens at most. Touches no byte of other positions.
-void CopyPositions(const KvLayout& from, std::span<const HeldBlock> held,
-                   const KvLayout& to, size_t group, size_t begin, size_t end,
-                   uint8_t* block);
-
-// The same positions in blocks of `to`'s size from `pool`. Throws CacheFull.
-std::vector<HeldBlock> CopyHeld(const KvLayout& from,
-                                std::span<const HeldBlock> held,
-                                const KvLayout& to, size_t group,
-                                BlockPool& pool);
 
 // The whole object, hashes included. Requires: `held`, in blocks of `layout`,
 // has what the kind stores. Throws std::bad_alloc.
