@@ -10,6 +10,7 @@
 #include "base/fp_environment.h"
 #include "base/heap_trim.h"
 #include "base/inside_step.h"
+#include "base/process.h"
 #include "base/rng.h"
 #include "base/worker.h"
 #include "engine/embedder.h"

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/inside_step.h"
+#include "base/process.h"
 
 namespace gkv {
 namespace {
