@@ -5,29 +5,26 @@
 
 namespace gkv {
 
-StripCopy CopyOf(const KvLayout& layout, size_t layer, size_t begin, size_t end,
-                 const KvStrips<const uint8_t>& from,
-                 const KvStrips<uint8_t>& to) {
-  return {.dtype = layout.dtype(),
-          .head_dim = layout.layers()[layer].head_dim,
-          .begin = begin - from.first,
-          .end = end - from.first,
-          .to_begin = begin - to.first,
-          .from_tokens = from.tokens,
-          .to_tokens = to.tokens};
+void CopyStrip(const KvLayout& layout, size_t layer, bool values, size_t begin,
+               size_t end, const KvStrips<const uint8_t>& from,
+               const KvStrips<uint8_t>& to) {
+  const StripCopy copy = {.dtype = layout.dtype(),
+                          .head_dim = layout.layers()[layer].head_dim,
+                          .begin = begin - from.first,
+                          .end = end - from.first,
+                          .to_begin = begin - to.first,
+                          .from_tokens = from.tokens,
+                          .to_tokens = to.tokens};
+  (values ? CopyValues : CopyKeys)(copy, from.data, to.data);
 }
 
 void CopyLayer(const KvLayout& layout, size_t layer, size_t begin, size_t end,
-               const KvStrips<const uint8_t>& from,
-               const KvStrips<uint8_t>& to) {
-  const StripCopy copy = CopyOf(layout, layer, begin, end, from, to);
-  const size_t from_bytes =
-      KvStripBytes(copy.dtype, from.tokens, copy.head_dim);
-  const size_t to_bytes = KvStripBytes(copy.dtype, to.tokens, copy.head_dim);
-  const size_t strips = 2 * layout.layers()[layer].kv_heads;
-  for (size_t i = 0; i < strips; ++i) {
-    (i % 2 == 0 ? CopyKeys : CopyValues)(copy, from.data + i * from_bytes,
-                                         to.data + i * to_bytes);
+               KvStrips<const uint8_t> from, KvStrips<uint8_t> to) {
+  const KvLayerSpec& spec = layout.layers()[layer];
+  for (size_t i = 0; i < 2 * spec.kv_heads; ++i) {
+    CopyStrip(layout, layer, i % 2 == 1, begin, end, from, to);
+    from.data += KvStripBytes(layout.dtype(), from.tokens, spec.head_dim);
+    to.data += KvStripBytes(layout.dtype(), to.tokens, spec.head_dim);
   }
 }
 

@@ -42,15 +42,14 @@ KvStrips<Byte> StripsIn(const KvLayout& layout, size_t layer, Byte* block,
           tokens};
 }
 
-// What CopyKeys and CopyValues do for positions [begin, end) of a layer.
-StripCopy CopyOf(const KvLayout& layout, size_t layer, size_t begin, size_t end,
-                 const KvStrips<const uint8_t>& from,
-                 const KvStrips<uint8_t>& to);
-
-// Copies positions [begin, end) of all heads of a layer.
-void CopyLayer(const KvLayout& layout, size_t layer, size_t begin, size_t end,
-               const KvStrips<const uint8_t>& from,
+// Copies positions [begin, end) of the keys or the values of one head.
+void CopyStrip(const KvLayout& layout, size_t layer, bool values, size_t begin,
+               size_t end, const KvStrips<const uint8_t>& from,
                const KvStrips<uint8_t>& to);
+
+// Copies positions [begin, end) of all strips of a layer.
+void CopyLayer(const KvLayout& layout, size_t layer, size_t begin, size_t end,
+               KvStrips<const uint8_t> from, KvStrips<uint8_t> to);
 
 // Copies positions [begin, end), as far as `held` has them, to a block of `to`
 // that covers them. Requires: an attention group of both layouts, which differ

@@ -212,18 +212,15 @@ void SnapshotWriter::CopyTokens(size_t layer, size_t head, bool values,
   const size_t block_tokens = layout_->block_tokens();
   const size_t offset = values ? layout_->value_offset(layer, head)
                                : layout_->key_offset(layer, head);
-  const KvStrips<uint8_t> target = {strip, begin / kKvGroup * kKvGroup,
-                                    strip_tokens};
   layout_->ForBlocks(begin, end, [&](size_t block, size_t from, size_t to) {
     for (const HeldBlock& part : held.at(block)) {
       const size_t part_begin = std::max(from, part.begin);
       const size_t part_end = std::min(to, part.end);
       if (part_begin >= part_end) continue;
-      const KvStrips<const uint8_t> source = {
-          part.block.data() + offset, block * block_tokens, block_tokens};
-      (values ? CopyValues : CopyKeys)(
-          CopyOf(*layout_, layer, part_begin, part_end, source, target),
-          source.data, strip);
+      CopyStrip(
+          *layout_, layer, values, part_begin, part_end,
+          {part.block.data() + offset, block * block_tokens, block_tokens},
+          {strip, begin / kKvGroup * kKvGroup, strip_tokens});
     }
   });
 }
