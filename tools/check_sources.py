@@ -21,6 +21,8 @@ SYSTEM = (
     "cpp/base/fork_guard.",
     "cpp/base/heap_trim.",
     "cpp/base/inside_step.",
+    "cpp/base/mutex.",
+    "cpp/base/own_process.",
     "cpp/base/process.",
     "cpp/base/processors.",
     "cpp/base/thread_pool.",
