@@ -320,7 +320,8 @@ void DraftModel::Offer(std::span<Candidate* const> requests,
 // for what is to be learned from it.
 void DraftModel::MakeGuesses(const GuessCosts& costs) {
   std::vector<Slice> members;
-  for (Candidate* const candidate : offered_) {
+  // They may have ended before the next step.
+  for (Candidate* const candidate : std::exchange(offered_, {})) {
     Conversation& c = *candidate->drafted;
     if (candidate->planned > 0 ||
         (Lag(c) >= kNear / 2 &&

@@ -55,6 +55,8 @@ void ModelDrafter::Propose(std::span<Candidate* const> round,
   requests_.clear();
   if (costs.reads_prompts || costs.step <= 0) return;
   Guarded([&] {
+    // None is asked if there is no memory for all.
+    requests_.reserve(round.size());
     for (Candidate* const c : round) {
       if (c->is_new && c->sources.model == model_ && c->proposed.empty()) {
         requests_.push_back(c);

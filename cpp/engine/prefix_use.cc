@@ -77,21 +77,21 @@ bool PrefixUse::Resume(size_t limit) {
   leader_ = nullptr;
   if (!access_.view) return false;
   bool took = false;
+  const bool again = std::exchange(resumed_, true);
   try {
-    took = TakeOver(limit);
+    took = TakeOver(limit, again);
   } catch (const std::bad_alloc&) {
     // It computes what it would have found.
   }
-  resumed_ = true;
   EndFetch();
   return took;
 }
 
-bool PrefixUse::TakeOver(size_t limit) {
+bool PrefixUse::TakeOver(size_t limit, bool again) {
   PrefixView& view = *access_.view;
   std::vector<int32_t> all;
-  if (resumed_) all = cache().tokens();
-  const std::span<const int32_t> tokens = resumed_ ? all : prompt_;
+  if (again) all = cache().tokens();
+  const std::span<const int32_t> tokens = again ? all : prompt_;
   size_t next = cache().next_position_for_logits();
   size_t parts_at = 0;
   bool took = false;
@@ -114,12 +114,12 @@ bool PrefixUse::TakeOver(size_t limit) {
       hit = PrefixView::HitOf(offer, before, next);
     }
     if (next < limit) hit.miss = miss;
-    if (!resumed_) {
+    if (!again) {
       stream_.set_cached_tokens(next, hit);
       view.cache().Count(limit, hit);
     }
   }
-  if (resumed_ || !access_.writes()) return took;
+  if (again || !access_.writes()) return took;
   try {
     points_ = view.Points(tokens, access_.boundaries, next);
     if (parts_at > next + kLeastShared) AddPoint(parts_at);

@@ -105,7 +105,7 @@ class PrefixUse {
   };
 
   KVCache& cache() const { return stream_.transaction().cache(); }
-  bool TakeOver(size_t limit);
+  bool TakeOver(size_t limit, bool again);
   void AddPoint(size_t position);
   void EndFetch();
 

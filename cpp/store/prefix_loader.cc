@@ -204,7 +204,7 @@ void PrefixLoader::RunQueue(Hand& hand) {
     try {
       Dispatch();  // of those that begin alike, several may go on now
     } catch (const std::exception&) {
-      // This one takes them.
+      // This one takes them, or the next fetch has another one do so.
     }
   }
   hand.busy = false;

@@ -131,6 +131,7 @@ void PrefixWriter::WriteQueue() {
     }
     lock.Lock();
     current_ = nullptr;
+    ++ended_;
     stats_.failed += failed;
     // Nobody gives up what it has now.
     encoding_ = true;
@@ -390,7 +391,8 @@ bool PrefixWriter::Flush(Clock::time_point until) {
 
 bool PrefixWriter::Drop(Clock::time_point until) {
   if (worker_.in_child()) return true;
-  const Job* running = nullptr;
+  bool running = false;
+  uint64_t ended = 0;
   {
     std::deque<std::unique_ptr<Job>> victims;  // destroyed without the lock
     PrefixNews current;
@@ -399,12 +401,13 @@ bool PrefixWriter::Drop(Clock::time_point until) {
     for (const auto& job : queue_) stats_.dropped += job->Objects();
     stats_.queued = stats_.queued_bytes = 0;
     queue_.swap(victims);
-    running = current_;
-    if (current_ != nullptr) current = current_->GiveUp();
+    running = current_ != nullptr;
+    ended = ended_;
+    if (running) current = current_->GiveUp();
   }
   MutexLock lock(mutex_);
-  while (running && current_ == running && !left_) {
-    if (!changed_.WaitUntil(lock, until)) return current_ != running || left_;
+  while (running && ended_ == ended && !left_) {
+    if (!changed_.WaitUntil(lock, until)) return ended_ != ended || left_;
   }
   return true;
 }

@@ -94,6 +94,7 @@ class PrefixWriter : public std::enable_shared_from_this<PrefixWriter> {
   Condition changed_{mutex_};
   std::deque<std::unique_ptr<Job>> queue_ GUARDED_BY(mutex_);
   Job* current_ GUARDED_BY(mutex_) = nullptr;  // that the worker is at
+  uint64_t ended_ GUARDED_BY(mutex_) = 0;  // jobs that it has been at
   bool encoding_ GUARDED_BY(mutex_) = false;   // the worker refers to blocks
   // The worker looks at the queue, or is going to.
   bool busy_ GUARDED_BY(mutex_) = false;
