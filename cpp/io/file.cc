@@ -42,7 +42,7 @@ constexpr KnownFileSystem kFileSystems[] = {
     {0x2011BAB0, "exfat"}};
 
 // 0 for the result of a call that succeeded.
-int ErrorOf(int result) { return result == 0 ? 0 : errno; }
+int ErrnoOf(int result) { return result == 0 ? 0 : errno; }
 
 FileInfo::Kind KindOf(mode_t mode) {
   if (S_ISREG(mode)) return FileInfo::Kind::kRegular;
@@ -146,15 +146,15 @@ int File::Reserve(uint64_t size) const noexcept {
   return errno;
 }
 
-int File::Sync() const noexcept { return ErrorOf(fsync(descriptor_)); }
+int File::Sync() const noexcept { return ErrnoOf(fsync(descriptor_)); }
 
 int File::MakeReadOnly() const noexcept {
-  return ErrorOf(fchmod(descriptor_, 0400));
+  return ErrnoOf(fchmod(descriptor_, 0400));
 }
 
 int File::SetUsed(int64_t used_ns) const noexcept {
   const struct timespec times[2] = {TimespecOf(used_ns), {0, UTIME_OMIT}};
-  return ErrorOf(futimens(descriptor_, times));
+  return ErrnoOf(futimens(descriptor_, times));
 }
 
 Mapping File::Map(size_t size) const noexcept {
@@ -222,7 +222,7 @@ File Directory::MakeNamed(const std::string& name) const {
 }
 
 int Directory::MakeDirectory(const std::string& name) const noexcept {
-  return ErrorOf(mkdirat(get(), name.c_str(), 0700));
+  return ErrnoOf(mkdirat(get(), name.c_str(), 0700));
 }
 
 int Directory::Link(const File& unnamed,
@@ -234,14 +234,14 @@ int Directory::Link(const File& unnamed,
   if (errno != ENOENT && errno != EPERM && errno != EINVAL) return errno;
   char path[32];
   std::snprintf(path, sizeof(path), "/proc/self/fd/%d", unnamed.get());
-  return ErrorOf(
+  return ErrnoOf(
       linkat(AT_FDCWD, path, get(), name.c_str(), AT_SYMLINK_FOLLOW));
 }
 
 int Directory::Rename(const std::string& from, const std::string& to,
                       bool replace) const noexcept {
   if (replace) {
-    return ErrorOf(renameat(get(), from.c_str(), get(), to.c_str()));
+    return ErrnoOf(renameat(get(), from.c_str(), get(), to.c_str()));
   }
 #ifdef SYS_renameat2
   constexpr unsigned kNoReplace = 1;
@@ -257,7 +257,7 @@ int Directory::Rename(const std::string& from, const std::string& to,
 }
 
 int Directory::Remove(const std::string& name) const noexcept {
-  return ErrorOf(unlinkat(get(), name.c_str(), 0));
+  return ErrnoOf(unlinkat(get(), name.c_str(), 0));
 }
 
 std::optional<FileInfo> Directory::InfoOf(const std::string& name,
@@ -274,7 +274,7 @@ int Directory::SetTimes(const std::string& name,
                         int64_t time_ns) const noexcept {
   const struct timespec time = TimespecOf(time_ns);
   const struct timespec times[2] = {time, time};
-  return ErrorOf(
+  return ErrnoOf(
       utimensat(get(), name.c_str(), times, AT_SYMLINK_NOFOLLOW));
 }
 
