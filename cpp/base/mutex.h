@@ -16,15 +16,15 @@
 #else
 #define GKV_ANALYSIS(...)
 #endif
-// Of a member: only a thread that holds the mutex touches it.
+// Says that only a thread that holds the mutex touches a member.
 #define GUARDED_BY(mutex) GKV_ANALYSIS(guarded_by(mutex))
-// Of a function: whoever calls it holds the mutex.
+// Says that the callers of a function hold the mutex.
 #define REQUIRES(...) GKV_ANALYSIS(requires_capability(__VA_ARGS__))
 #define REQUIRES_SHARED(...) \
   GKV_ANALYSIS(requires_shared_capability(__VA_ARGS__))
-// Of a function: whoever calls it does not.
+// Says that the callers of a function do not hold the mutex.
 #define EXCLUDES(...) GKV_ANALYSIS(locks_excluded(__VA_ARGS__))
-// Of a function that the analysis cannot follow.
+// Turns the analysis off for a function that it cannot follow.
 #define NOT_ANALYZED GKV_ANALYSIS(no_thread_safety_analysis)
 
 namespace gkv {
@@ -74,8 +74,9 @@ class ForkScope {
   ForkScope* after_ = nullptr;
 };
 
-// One of a scope, or of none. What derives from it joins the scope when all of
-// it is made, and leaves before any of it is destroyed.
+// A mutex or a condition: a member of a scope, or of none. A derived class joins
+// the scope at the end of its constructor and leaves at the begin of its
+// destructor.
 class ForkMember {
  public:
   ForkMember(const ForkMember&) = delete;
@@ -131,7 +132,7 @@ class GKV_ANALYSIS(scoped_lockable) MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) GKV_ANALYSIS(acquire_capability(mutex))
       : lock_(mutex.mutex_) {}
-  // Of a mutex that the thread holds already.
+  // Takes over a mutex that the thread has locked already.
   MutexLock(Mutex& mutex, std::adopt_lock_t)
       GKV_ANALYSIS(requires_capability(mutex))
       : lock_(mutex.mutex_, std::adopt_lock) {}
@@ -146,8 +147,8 @@ class GKV_ANALYSIS(scoped_lockable) MutexLock {
   std::unique_lock<std::mutex> lock_;
 };
 
-// What threads wait for while they hold a mutex. A child of fork(), which has
-// none of these threads, begins with a new one.
+// The condition variable of a Mutex. The threads that wait on it do not exist in
+// a child of fork(), which therefore begins with a new one.
 class Condition final : public ForkMember {
  public:
   explicit Condition(Mutex& mutex) : ForkMember(mutex.scope()) {

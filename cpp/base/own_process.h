@@ -8,7 +8,8 @@ namespace gkv {
 
 // The process that made an object. A child of fork() has a copy of the object,
 // whose threads stayed in the parent. To ask takes one load, where getpid() is a
-// call of the system: a parallel loop asks.
+// call of the system: a parallel loop asks. A child that was made past the C
+// library, by a bare call of the system, is not noticed.
 class OwnProcess {
  public:
   OwnProcess() noexcept : forks_(Forks()) {}

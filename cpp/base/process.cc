@@ -7,8 +7,6 @@
 
 namespace gkv {
 
-int ProcessId() noexcept { return getpid(); }
-
 uint32_t UserId() noexcept { return geteuid(); }
 
 uint64_t MemoryLimit() {

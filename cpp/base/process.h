@@ -8,9 +8,6 @@
 
 namespace gkv {
 
-// Another one in a child of fork().
-int ProcessId() noexcept;
-
 // The user whose rights this process has, as files name their owners.
 uint32_t UserId() noexcept;
 

@@ -154,7 +154,7 @@ class Request {
   void Start();
   // Gives back what it computed, and will compute it again. One that is Settled
   // stays so, and whoever uses the conversation next computes it. Throws
-  // std::bad_alloc, changing nothing.
+  // std::bad_alloc: it has its blocks then, and leads nobody.
   void Preempt();
 
   // ---- A step ----

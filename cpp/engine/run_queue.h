@@ -43,7 +43,8 @@ namespace gkv {
 // place for it; at all of them when one was stopped, a deadline is over, or a
 // batch has failed; at those delayed when the prefix cache says so; at those
 // settled when a batch is decided. So the work for a request does not grow with
-// the number of the others.
+// the number of the others, unless many wait for the prefix cache: each of its
+// answers is a look at all that are delayed.
 //
 // Where a pool is full, requests give way to older ones: streams that wait for
 // their readers first, then the youngest (Victim, Preempt). They start again

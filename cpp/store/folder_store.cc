@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/fault.h"
 #include "base/fork_guard.h"
+#include "base/own_process.h"
 #include "base/process.h"
 #include "base/time.h"
 #include "store/folder.h"
@@ -150,7 +151,7 @@ class FolderStoreOnFiles final : public FolderStore {
       std::make_shared<std::atomic<size_t>>(0);
 
   std::mutex sweeping_;  // of this process
-  const int pid_ = ProcessId();
+  const OwnProcess process_;
   mutable std::mutex mutex_;  // guards what follows
   std::shared_ptr<const Folder> folder_;
   Clock::time_point looked_ = Clock::now();
@@ -528,7 +529,7 @@ SweepResult FolderStoreOnFiles::Sweep() {
   // A child of fork() may find it held by a thread that is not there; between
   // processes the folder has a lock of its own.
   std::unique_lock one_at_a_time(sweeping_, std::defer_lock);
-  if (pid_ == ProcessId()) one_at_a_time.lock();
+  if (!process_.InChild()) one_at_a_time.lock();
   const auto folder = Current(false);
   uint64_t written = 0;
   {

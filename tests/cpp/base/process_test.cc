@@ -1,22 +1,10 @@
 #include "base/process.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 namespace gkv {
 namespace {
-
-TEST(ProcessTest, AChildHasAnotherId) {
-  const int parent = ProcessId();
-  EXPECT_EQ(parent, ProcessId());
-  const pid_t child = fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) _exit(ProcessId() == parent);
-  int status = -1;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-}
 
 TEST(ProcessTest, SaysWhatThereIs) {
   EXPECT_EQ(UserId(), geteuid());
