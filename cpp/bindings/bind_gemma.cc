@@ -387,7 +387,7 @@ std::optional<Call> Start(Gemma& gemma,
   const GilReleased no_gil;
   Streams streams = bell == nullptr
                         ? gemma.Start(jobs, &CheckSignals)
-                        : gemma.TryStart(jobs, bell->Look(), bell->ring());
+                        : gemma.TryStart(jobs, bell->lock_wait(), bell->ring());
   if (streams.empty()) return std::nullopt;
   Call call(std::move(streams), streamed);
   if (bell != nullptr) {

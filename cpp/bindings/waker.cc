@@ -41,10 +41,4 @@ Bell::Bell(const std::shared_ptr<Waker>& waker) {
       [waker, line] { waker->Ring(*line); });
 }
 
-std::chrono::steady_clock::time_point Bell::Look() {
-  if (looks_ == kFirstLooks) return since_;
-  ++looks_;
-  return std::chrono::steady_clock::now();
-}
-
 }  // namespace gkv

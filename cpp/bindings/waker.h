@@ -1,13 +1,13 @@
 #ifndef GEMMAKV_BINDINGS_WAKER_H_
 #define GEMMAKV_BINDINGS_WAKER_H_
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "base/mutex.h"
+#include "cache/run_lock.h"
 #include "io/wake_pipe.h"
 
 namespace gkv {
@@ -51,19 +51,13 @@ class Bell {
   uint64_t key() const { return key_; }
   // Rings; may be called on any thread, also after the bell is gone.
   const Callback& ring() const { return ring_; }
-  // It looks whether what it waits for is free: since when it waits. The first
-  // looks do not count: were the process frozen between two of them, so was the
-  // reader whom it may wait for.
-  std::chrono::steady_clock::time_point Look();
+  // The call's wait for the locks of its caches.
+  LockWait& lock_wait() { return lock_wait_; }
 
  private:
-  static constexpr int kFirstLooks = 2;
-
   uint64_t key_ = 0;
-  int looks_ = 0;
   Callback ring_;
-  const std::chrono::steady_clock::time_point since_ =
-      std::chrono::steady_clock::now();
+  LockWait lock_wait_;
 };
 
 }  // namespace gkv

@@ -158,9 +158,8 @@ class KVCache {
     return gate_.Lock(poll);
   }
   RunLock TryLock() noexcept { return gate_.TryLock(); }
-  RunLock TryLock(std::chrono::steady_clock::time_point since,
-                  const RunGate::Callback& on_free) {
-    return gate_.TryLock(since, on_free);
+  RunLock TryLock(LockWait& wait, const RunGate::Callback& on_free) {
+    return gate_.TryLock(wait, on_free);
   }
   RunLock TryLockAfter(uint64_t serial) noexcept {
     return gate_.TryLockAfter(serial);

@@ -13,8 +13,8 @@ namespace {
 // A reader that is at it may take what it waits for in this time.
 constexpr std::chrono::milliseconds kGrace{100};
 constexpr std::chrono::milliseconds kPollInterval{50};
-// Looks at a reader that has taken nothing since the one before: were the
-// process frozen for as long as that, so was the reader.
+// Looks in a row, behind the first, that find a reader who has taken nothing:
+// were the process frozen between two of them, so was the reader.
 constexpr int kLooks = 2;
 
 }  // namespace
@@ -37,23 +37,17 @@ void RunLock::Release() noexcept {
 void RunLock::set_waits_for_reader(bool waits) const noexcept {
   if (gate_ == nullptr) return;
   const MutexLock lock(gate_->mutex_);
-  if (waits && !gate_->waits_for_reader_) {
-    gate_->waits_since_ = std::chrono::steady_clock::now();
-  }
+  if (waits) gate_->waits_since_ = std::chrono::steady_clock::now();
   gate_->waits_for_reader_ = waits;
 }
 
 RunLock RunGate::Lock(const std::function<void()>& poll) {
-  const auto begin = std::chrono::steady_clock::now();
+  LockWait wait;
   MutexLock lock(mutex_);
-  if (held_) CheckHolder(begin);
-  int looks = 0;
-  auto seen = waits_since_;
+  if (held_) CheckHolder(wait);
   const auto free = [&]() REQUIRES(mutex_) { return !held_; };
   while (!changed_.WaitFor(lock, kPollInterval, free)) {
-    looks = waits_for_reader_ && waits_since_ == seen ? looks + 1 : 0;
-    seen = waits_since_;
-    if (looks >= kLooks) CheckHolder(begin);
+    CheckHolder(wait);
     if (!poll) continue;
     lock.Unlock();
     poll();
@@ -67,11 +61,10 @@ RunLock RunGate::TryLock() noexcept {
   return held_ ? RunLock() : Take();
 }
 
-RunLock RunGate::TryLock(std::chrono::steady_clock::time_point since,
-                         const Callback& on_free) {
+RunLock RunGate::TryLock(LockWait& wait, const Callback& on_free) {
   const MutexLock lock(mutex_);
   if (!held_) return Take();
-  CheckHolder(since);
+  CheckHolder(wait);
   if (on_free != nullptr && std::find(waiting_.begin(), waiting_.end(),
                                       on_free) == waiting_.end()) {
     waiting_.push_back(on_free);
@@ -91,7 +84,7 @@ RunLock RunGate::Take() noexcept {
 }
 
 // Throws if there is nothing to wait for.
-void RunGate::CheckHolder(std::chrono::steady_clock::time_point since) const {
+void RunGate::CheckHolder(LockWait& wait) const {
   if (holder_process_.InChild()) {
     throw Error(
         "the cache: a call was running on it when this process was forked, and "
@@ -104,8 +97,11 @@ void RunGate::CheckHolder(std::chrono::steady_clock::time_point since) const {
         "logits_processor, waits for nothing; expected a cache that no other "
         "call uses, as a fork");
   }
-  if (waits_for_reader_ &&
-      std::chrono::steady_clock::now() - std::max(since, waits_since_) >=
+  const bool same = waits_for_reader_ && waits_since_ == wait.reader_since_;
+  wait.looks_ = same ? wait.looks_ + 1 : 0;
+  wait.reader_since_ = waits_since_;
+  if (wait.looks_ >= kLooks &&
+      std::chrono::steady_clock::now() - std::max(wait.begin_, waits_since_) >=
           kGrace) {
     throw Busy(
         "the cache: a stream on it waits for its reader; read the stream to "

@@ -36,7 +36,8 @@ class RunLock {
   // held one in between. Stays when the lock is released.
   uint64_t serial() const { return serial_; }
   void Release() noexcept;
-  // Says whether the holder can go on only when somebody reads what it made.
+  // Says whether the holder can go on only when somebody reads what it made, and
+  // if so, that nothing has been read from now on.
   void set_waits_for_reader(bool waits) const noexcept;
 
  private:
@@ -47,9 +48,25 @@ class RunLock {
   uint64_t serial_ = 0;
 };
 
+// One call that waits for a lock: what its looks at the gate have found. Not
+// thread-safe.
+class LockWait {
+ public:
+  LockWait() = default;
+
+ private:
+  friend class RunGate;
+  const std::chrono::steady_clock::time_point begin_ =
+      std::chrono::steady_clock::now();
+  // Since when the holder waited for its reader at the last look, and how many
+  // looks in a row, behind the first, found the same.
+  std::chrono::steady_clock::time_point reader_since_;
+  int looks_ = 0;
+};
+
 // Hands out one RunLock at a time. Thread-safe. A thread that works for a step
 // (InsideStep) waits for no lock, since others wait for it: where it would have
-// to, Lock() and TryLock(since) throw Busy.
+// to, Lock() and TryLock(wait) throw Busy.
 class RunGate {
  public:
   explicit RunGate(ForkScope& scope) : mutex_(scope) {}
@@ -57,16 +74,17 @@ class RunGate {
 
   // Waits while another lock is held, calling `poll` now and then, which may
   // throw to give up. Nobody waits for a reader: throws Busy if the holder has
-  // done so for 100 ms of the call on end, or a little longer. Nor for what did
-  // not come along when the process was forked: throws Error.
+  // done so for 100 ms of the call on end and at three looks: a process that
+  // was frozen, or had no processor, looks again after its readers had theirs.
+  // Nor for what did not come along when the process was forked: throws Error.
   RunLock Lock(const std::function<void()>& poll = {});
   // A lock that holds nothing if another one is held.
   RunLock TryLock() noexcept;
   // The same; `on_free`, if not null, is then called once, on any thread, when
-  // that one is let go of. Throws as Lock() called at `since` would by now.
+  // that one is let go of. Throws as Lock() does; `wait` is the caller's, the
+  // same at each of its attempts, between which readers get their turn.
   using Callback = std::shared_ptr<const std::function<void()>>;
-  RunLock TryLock(std::chrono::steady_clock::time_point since,
-                  const Callback& on_free);
+  RunLock TryLock(LockWait& wait, const Callback& on_free);
   // The same if somebody held one since the lock numbered `serial`.
   RunLock TryLockAfter(uint64_t serial) noexcept;
   // Whether a lock is held at this moment.
@@ -80,8 +98,7 @@ class RunGate {
  private:
   friend class RunLock;
   RunLock Take() noexcept REQUIRES(mutex_);
-  void CheckHolder(std::chrono::steady_clock::time_point since) const
-      REQUIRES(mutex_);
+  void CheckHolder(LockWait& wait) const REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   Condition changed_{mutex_};

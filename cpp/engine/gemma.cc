@@ -397,10 +397,10 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::Start(
 }
 
 std::vector<std::shared_ptr<TokenStream>> Gemma::TryStart(
-    std::span<const Job> jobs, std::chrono::steady_clock::time_point since,
+    std::span<const Job> jobs, LockWait& wait,
     const RunGate::Callback& on_free) {
   return StartLocked(
-      jobs, [&](KVCache& cache) { return cache.TryLock(since, on_free); });
+      jobs, [&](KVCache& cache) { return cache.TryLock(wait, on_free); });
 }
 
 std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(

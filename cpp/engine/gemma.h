@@ -98,9 +98,9 @@ class Gemma {
   std::vector<std::shared_ptr<TokenStream>> Start(
       std::span<const Job> jobs, const std::function<void()>& poll = {});
   // The same without waiting: none if a cache is in use; `on_free` is called
-  // when it is free. `since`: when the caller began to wait for it.
+  // when it is free. `wait`: the caller's, the same at each attempt.
   std::vector<std::shared_ptr<TokenStream>> TryStart(
-      std::span<const Job> jobs, std::chrono::steady_clock::time_point since,
+      std::span<const Job> jobs, LockWait& wait,
       const RunGate::Callback& on_free);
   // Has [all_positions ? tokens.size() : 1, row size] written to `rows`: logits
   // or hidden states.

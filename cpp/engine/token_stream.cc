@@ -139,7 +139,7 @@ std::optional<TokenEvent> TokenStream::NextEvent(
       return std::nullopt;
     }
     may_end = was_behind && settled_ && !Behind();
-    if (may_end) transaction_.lock().set_waits_for_reader(false);
+    if (was_behind && settled_) TellGate();
     ++handed_out_;
     delivered_ += event.token_id >= 0;
     delivered_bytes_ += event.text.size();
@@ -230,18 +230,17 @@ bool TokenStream::waits_for_reader() const {
 void TokenStream::NothingFollows() {
   const std::lock_guard lock(mutex_);
   settled_ = true;
-  transaction_.lock().set_waits_for_reader(Behind() &&
-                                           interrupt_ == Interrupt::kNone);
+  TellGate();
 }
 
 bool TokenStream::Acknowledge() {
   if (process_.InChild()) return false;
   const std::lock_guard lock(mutex_);
   const bool was_behind = Behind();
-  ahead_ = events_.size();
-  if (!was_behind || Behind() || done_) return false;
-  transaction_.lock().set_waits_for_reader(false);
-  return true;
+  const size_t was_ahead = std::exchange(ahead_, events_.size());
+  if (!was_behind || ahead_ == was_ahead || done_) return false;
+  TellGate();
+  return !Behind();
 }
 
 void TokenStream::Notify() { Wake(false); }
@@ -305,8 +304,7 @@ void TokenStream::Push(TokenEvent event) {
   if (!options_.streamed) return;
   events_.push_back(std::move(event));
   ++ahead_;
-  transaction_.lock().set_waits_for_reader(Behind() &&
-                                           interrupt_ == Interrupt::kNone);
+  TellGate();
   lock.unlock();
   changed_.notify_all();
 }
@@ -319,6 +317,12 @@ size_t TokenStream::Unread() const { return events_.size(); }
 // Requires: mutex_ is held.
 bool TokenStream::Behind() const {
   return settled_ ? Unread() > kMaxUnread : ahead_ >= kMaxUnread;
+}
+
+// Whether it waits for its reader, from now on. Requires: mutex_ is held.
+void TokenStream::TellGate() const {
+  transaction_.lock().set_waits_for_reader(Behind() &&
+                                           interrupt_ == Interrupt::kNone);
 }
 
 // The result and the events of the first `count` tokens, which no token ended:

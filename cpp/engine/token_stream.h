@@ -156,6 +156,7 @@ class TokenStream {
 
   size_t Unread() const;
   bool Behind() const;
+  void TellGate() const;
   void Settle(FinishReason reason);
   void KeepTokens(size_t count);
   void StopLate(Interrupt how);

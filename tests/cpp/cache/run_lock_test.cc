@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -108,6 +109,30 @@ TEST(RunLockTest, AReaderHasTimeHoweverLongACallHasWaited) {
     held.set_waits_for_reader(true);
   }));
   EXPECT_EQ(looks, kMany);
+}
+
+// Attempts far apart, as of an event loop that had no processor: what one finds
+// may have waited for as long as the loop itself.
+TEST(RunLockTest, AttemptsCountWhatTheyFindAgain) {
+  ForkScope scope;
+  RunGate gate(scope);
+  RunLock held = gate.Lock();
+  LockWait wait;
+  const auto stand_still = [] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(120));
+  };
+  for (int i = 0; i < kMany; ++i) {
+    held.set_waits_for_reader(true);
+    stand_still();
+    EXPECT_NO_THROW(EXPECT_FALSE(gate.TryLock(wait, nullptr))) << i;
+    EXPECT_NO_THROW(EXPECT_FALSE(gate.TryLock(wait, nullptr))) << i;
+    held.set_waits_for_reader(false);  // the reader has had its turn
+  }
+  held.set_waits_for_reader(true);
+  stand_still();
+  EXPECT_FALSE(gate.TryLock(wait, nullptr));
+  EXPECT_FALSE(gate.TryLock(wait, nullptr));
+  EXPECT_THROW(gate.TryLock(wait, nullptr), Busy);
 }
 
 // The mark belongs to the lock that set it.

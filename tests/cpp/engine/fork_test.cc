@@ -157,7 +157,10 @@ TEST_F(ForkTest, AChildIsToldOfAConversationThatIsInUse) {
   const auto on_free = std::make_shared<const std::function<void()>>([] {});
   EXPECT_EQ(
       StatusWhile(
-          [&] { cache->TryLock(std::chrono::steady_clock::now(), on_free); },
+          [&] {
+            LockWait wait;
+            cache->TryLock(wait, on_free);
+          },
           [&] {
             return cache->length() == 0 && !cache->TryLock() &&
                    Throws<Error>([&] { cache->Truncate(0); });
