@@ -749,9 +749,11 @@ TEST_F(SchedulerTest, AYoungerBatchGivesBackWhatIsDone) {
   while (!stream->waits_for_reader()) std::this_thread::yield();
   const std::shared_ptr<KVCache> caches[] = {NewCache(0, pool),
                                              NewCache(0, pool)};
-  // It goes on when the old one's reader has come back.
+  // It goes on when the old one's reader has come back. It never ends by itself
+  // and keeps blocks then, however often that reader is late: there is no room
+  // for all of it.
   std::atomic<bool> waits{false}, goes_on{false};
-  GenerateOptions held = NoStop(300);
+  GenerateOptions held = NoStop(900);
   held.logits_processor = [&](std::span<const int32_t> ids, auto) {
     waits = ids.size() >= 25;
     while (waits && !goes_on) std::this_thread::yield();
@@ -767,6 +769,7 @@ TEST_F(SchedulerTest, AYoungerBatchGivesBackWhatIsDone) {
   }
   EXPECT_EQ(read, whole);
   Wait(younger);
+  EXPECT_THROW(younger[1]->Result(), CacheFull);
 }
 
 // Whoever gave way needs no more room to come back than it took to get there.
