@@ -115,7 +115,7 @@ class LookupHistories {
   std::shared_ptr<LookupHistory> Of(const Address& tenant);
 
  private:
-  Mutex mutex_{AtFork::kLeaves};
+  Mutex mutex_{AtFork::kLeaves};  // a child has histories of its own
   // The one that was used last comes first.
   std::list<std::pair<Address, std::shared_ptr<LookupHistory>>> histories_
       GUARDED_BY(mutex_);
