@@ -51,9 +51,8 @@ namespace gkv {
 // when another one has ended or nothing older of their pool competes. The
 // oldest always advances.
 //
-// Incoming, the count of all, and the wish to stop are guarded by the wake-up's
-// mutex; all else belongs to the scheduler's thread. What ends a request
-// allocates nothing.
+// What the wake-up's mutex does not guard belongs to the scheduler's thread.
+// What ends a request allocates nothing.
 class RunQueue {
  public:
   explicit RunQueue(const SchedulerOptions& options) : options_(options) {}
@@ -113,7 +112,7 @@ class RunQueue {
   using Clock = Request::Clock;
   using Requests = std::list<Request>;
 
-  bool HasWork() const;
+  bool HasWork() const REQUIRES(wake_up_->mutex);
   void TakeOver(Requests& arrivals);
   void InterruptAll(Requests& requests);
   void ReleaseDelayed();
@@ -129,11 +128,11 @@ class RunQueue {
   std::atomic<size_t> preemptions_{0};
   mutable std::atomic<size_t> looks_{0};  // written by the thread alone
 
-  // Guards what follows.
   const std::shared_ptr<WakeUp> wake_up_ = std::make_shared<WakeUp>();
-  Requests incoming_;
-  size_t unfinished_ = 0;  // requests that were taken on
-  bool stopping_ = false;
+  Requests incoming_ GUARDED_BY(wake_up_->mutex);
+  // Requests that were taken on.
+  size_t unfinished_ GUARDED_BY(wake_up_->mutex) = 0;
+  bool stopping_ GUARDED_BY(wake_up_->mutex) = false;
 
   // The scheduler's thread's own.
   Requests waiting_;

@@ -43,7 +43,7 @@ TokenStream::TokenStream(std::shared_ptr<KVCache> cache, RunLock&& lock,
 bool TokenStream::Stop(Interrupt how, size_t read) {
   if (process_.InChild()) return false;  // the parent's
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (read < handed_out_) PutBack();
     if (done_) {
       StopLate(how);
@@ -65,11 +65,11 @@ void TokenStream::Abort() {
 
 void TokenStream::Confirm() {
   if (process_.InChild()) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (done_) transaction_.Confirm();
 }
 
-// Requires: mutex_ is held, and the end has come.
+// Requires: the end has come.
 void TokenStream::StopLate(Interrupt how) {
   if (error_) return;
   if (how == Interrupt::kAbort) {
@@ -83,7 +83,7 @@ void TokenStream::StopLate(Interrupt how) {
   }
 }
 
-// Requires: mutex_ is held, and an event was handed out.
+// Requires: an event was handed out.
 void TokenStream::PutBack() {
   --handed_out_;
   delivered_bytes_ -= last_.text.size();
@@ -96,7 +96,7 @@ void TokenStream::PutBack() {
   }
 }
 
-// Of the transcript, when it is cancelled. Requires: mutex_ is held.
+// Of the transcript, when it is cancelled.
 size_t TokenStream::KeptEnd() const {
   return delivered_ == 0 ? transaction_.start_length()
                          : transaction_.prompt_end() + delivered_;
@@ -117,16 +117,18 @@ std::optional<TokenEvent> TokenStream::NextEvent(
   TokenEvent event;
   bool may_end = false;
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     // Who has the last event takes the request for ended.
-    const auto readable = [&] {
+    const auto readable = [&]() REQUIRES(mutex_) {
       return !events_.empty() &&
              (done_ || !settled_ ||
               events_.front().finish_reason == FinishReason::kNone);
     };
-    const auto changed = [&] { return done_ || readable(); };
+    const auto changed = [&]() REQUIRES(mutex_) {
+      return done_ || readable();
+    };
     // Also a wait of no time goes to the system.
-    if (timeout.count() > 0) changed_.wait_for(lock, timeout, changed);
+    if (timeout.count() > 0) changed_.WaitFor(lock, timeout, changed);
     const bool was_behind = Behind();
     if (readable()) {
       event = std::move(events_.front());
@@ -154,26 +156,27 @@ std::optional<TokenEvent> TokenStream::NextEvent(
 }
 
 bool TokenStream::Drained() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return done_ && events_.empty() && !end_unread_;
 }
 
 bool TokenStream::WaitDone(std::chrono::milliseconds timeout) const {
   CheckProcess();
   if (timeout.count() > 0) PrepareToWait();
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, timeout, [&] { return done_; });
+  MutexLock lock(mutex_);
+  return changed_.WaitFor(lock, timeout,
+                          [&]() REQUIRES(mutex_) { return done_; });
 }
 
 bool TokenStream::done() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return done_;
 }
 
 void TokenStream::PrepareToWait() const {
   const void* const step = InsideStep::Runner();
   if (step == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (done_ || !wake_up_) return;
   const auto says_so = [&](const StepWait& wait) {
     return wait.step() == step;
@@ -183,7 +186,7 @@ void TokenStream::PrepareToWait() const {
 }
 
 const GenerateResult& TokenStream::Result() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (error_ && kept_delivered_) {
     RethrowWith(error_, StrCat("; the conversation keeps the ", delivered_,
                                " tokens that were delivered"));
@@ -194,48 +197,48 @@ const GenerateResult& TokenStream::Result() const {
 
 std::exception_ptr TokenStream::failure() const {
   if (process_.InChild()) return nullptr;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return error_;
 }
 
 std::exception_ptr TokenStream::TakeFailure() {
   if (process_.InChild()) return nullptr;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!error_) return nullptr;
   return std::exchange(error_, std::make_exception_ptr(
                                    Error("the request failed")));
 }
 
 void TokenStream::set_on_change(std::function<void()> on_change) {
-  const std::lock_guard lock(on_change_mutex_);
+  const MutexLock lock(on_change_mutex_);
   on_change_ = std::move(on_change);
 }
 
 void TokenStream::set_wake_up(std::shared_ptr<WakeUp> wake_up) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   wake_up_ = std::move(wake_up);
 }
 
 void TokenStream::set_cached_tokens(size_t count, const PrefixHit& prefix) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   result_.cached_tokens = count;
   result_.prefix = prefix;
 }
 
 bool TokenStream::waits_for_reader() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return Behind() && interrupt_ == Interrupt::kNone && !done_;
 }
 
 void TokenStream::NothingFollows() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   settled_ = true;
   TellGate();
 }
 
 bool TokenStream::Acknowledge() {
   if (process_.InChild()) return false;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const bool was_behind = Behind();
   const size_t was_ahead = std::exchange(ahead_, events_.size());
   if (!was_behind || ahead_ == was_ahead || done_) return false;
@@ -248,50 +251,50 @@ void TokenStream::Notify() { Wake(false); }
 void TokenStream::Wake(bool interrupted) {
   std::shared_ptr<WakeUp> wake_up;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (done_) return;
     wake_up = wake_up_;
   }
   if (wake_up == nullptr) return;
   {
     // Taking the lock orders this behind a check that is under way.
-    const std::lock_guard lock(wake_up->mutex);
+    const MutexLock lock(wake_up->mutex);
     if (interrupted) wake_up->interrupted = true;
   }
-  wake_up->changed.notify_all();
+  wake_up->changed.NotifyAll();
 }
 
 void TokenStream::Tell() noexcept {
-  const std::lock_guard calling(on_change_mutex_);
+  const MutexLock calling(on_change_mutex_);
   if (on_change_) on_change_();
 }
 
 size_t TokenStream::progress() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const size_t sampled = result_.token_ids.size();
   return sampled == 0 ? computed_ : result_.prompt_tokens + sampled;
 }
 
 void TokenStream::MarkComputed(size_t position) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const size_t begin = transaction_.start_length();
   const size_t end = std::min(position, transaction_.prompt_end());
   computed_ = std::max(computed_, std::max(begin, end) - begin);
 }
 
 void TokenStream::MarkDecoding() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!first_logits_) first_logits_ = Clock::now();
 }
 
 void TokenStream::CountGuesses(size_t drafted, size_t accepted) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   result_.drafted += drafted;
   result_.accepted += accepted;
 }
 
 void TokenStream::Push(TokenEvent event) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   result_.token_ids.push_back(event.token_id);
   if (options_.logprobs) result_.logprobs.push_back(event.logprob);
   result_.top_logprobs.insert(result_.top_logprobs.end(),
@@ -305,29 +308,28 @@ void TokenStream::Push(TokenEvent event) {
   events_.push_back(std::move(event));
   ++ahead_;
   TellGate();
-  lock.unlock();
-  changed_.notify_all();
+  lock.Unlock();
+  changed_.NotifyAll();
 }
 
-// Tokens. Requires: mutex_ is held.
+// Tokens.
 size_t TokenStream::Unread() const { return events_.size(); }
 
 // Too far for another token, or, where none follows, for the end. A reader that
 // acknowledges later has read all the same, and may wait for the end by then.
-// Requires: mutex_ is held.
 bool TokenStream::Behind() const {
   return settled_ ? Unread() > kMaxUnread : ahead_ >= kMaxUnread;
 }
 
-// Whether it waits for its reader, from now on. Requires: mutex_ is held.
+// Whether it waits for its reader, from now on.
 void TokenStream::TellGate() const {
   transaction_.lock().set_waits_for_reader(Behind() &&
                                            interrupt_ == Interrupt::kNone);
 }
 
 // The result and the events of the first `count` tokens, which no token ended:
-// text that was held back for a stop string belongs to them. Requires: mutex_
-// is held; all of them were delivered, or none is taken off.
+// text that was held back for a stop string belongs to them. Requires: all of
+// them were delivered, or none is taken off.
 void TokenStream::KeepTokens(size_t count) {
   std::string text;
   if (options_.token_text) {
@@ -350,7 +352,7 @@ void TokenStream::KeepTokens(size_t count) {
   end_unread_ = options_.streamed;
 }
 
-// An end that is no failure. Requires: mutex_ is held.
+// An end that is no failure.
 void TokenStream::Settle(FinishReason reason) {
   // A cancel between the last token and here counts: its reader has not seen
   // that token.
@@ -374,7 +376,7 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
                       bool decided) noexcept {
   // What an error holds may take locks when it goes: not behind mutex_.
   const std::exception_ptr given = error;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (done_) return;
   const Clock::time_point now = Clock::now();
   if (!first_logits_) first_logits_ = now;
@@ -412,8 +414,8 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
   error_ = std::move(error);
   done_ = true;
   waits_.clear();
-  lock.unlock();
-  changed_.notify_all();
+  lock.Unlock();
+  changed_.NotifyAll();
   Tell();
 }
 

@@ -91,14 +91,8 @@ DraftPass::DraftPass(const Model& drafter, const Model& target,
     : drafter_(drafter),
       target_(target),
       pool_(pool),
-      attention_(drafter.config, LayersRead(drafter.config, target.config)),
+      layers_(drafter, pool, LayersRead(drafter.config, target.config)),
       head_(drafter.config, drafter.weights, pool) {}
-
-void DraftPass::NormInput(const FloatVector& norm, size_t row) {
-  RmsNorm(x(row), norm.data(), drafter_.config.rms_epsilon, hidden(),
-          input_.row(row));
-  input_.Quantize(row);
-}
 
 void DraftPass::Run(std::span<const Row> rows) {
   if (rows.empty()) return;
@@ -117,15 +111,15 @@ void DraftPass::Run(std::span<const Row> rows) {
     slices_.push_back({{&row.token, 1}, &view, row.layout, {}});
   }
   const StepWork work(slices_, rows_, pool_);
-  Embed(rows, work);
-  for (size_t i = 0; i < drafter_.config.num_layers(); ++i) RunLayer(i, work);
+  const float* const x = layers_.RunLayers(
+      work, [&](float* entered) { Embed(rows, work, entered); });
 
   const DrafterWeights& weights = drafter_.weights.drafter;
   // What is read is little, and there are few rows: 16-bit precision costs
   // nothing.
   last_.Resize(count, hidden(), kFinePlanes);
   work.ForRows(StepPart::kNorms, [&](size_t row) {
-    RmsNorm(x(row), drafter_.weights.final_norm.data(),
+    RmsNorm(x + row * hidden(), drafter_.weights.final_norm.data(),
             drafter_.config.rms_epsilon, hidden(), last_.row(row));
   });
   const size_t width = drafter_.config.target_hidden;
@@ -138,20 +132,16 @@ void DraftPass::Run(std::span<const Row> rows) {
   if (drafter_.config.num_centroids != 0) return HeadOfClusters(rows);
   std::vector<OutputHead::Row> outputs;
   for (size_t row = 0; row < count; ++row) {
-    outputs.push_back(
-        {x(row), rows[row].logits, rows[row].largest, rows[row].count});
+    outputs.push_back({x + row * hidden(), rows[row].logits,
+                       rows[row].largest, rows[row].count});
   }
   head_.Compute(outputs);
 }
 
-void DraftPass::Embed(std::span<const Row> rows, const StepWork& work) {
+void DraftPass::Embed(std::span<const Row> rows, const StepWork& work,
+                      float* x) {
   const size_t width = drafter_.config.target_hidden;
-  const size_t count = rows.size();
-  x_.EnsureSize(count * hidden());
-  projected_.EnsureSize(count * hidden());
-  input_.Resize(count, hidden());
-  pair_.Resize(count, 2 * width, kFinePlanes);
-  attention_.Begin(work);
+  pair_.Resize(rows.size(), 2 * width, kFinePlanes);
   target_.weights.embedding.RequireSound(pool_);
   const PackedView embedding = target_.weights.embedding.view();
   work.ForRows(StepPart::kEmbedding, [&](size_t row) {
@@ -159,32 +149,9 @@ void DraftPass::Embed(std::span<const Row> rows, const StepWork& work) {
     UnpackRow(embedding, static_cast<size_t>(rows[row].token), pair);
     Scale(target_.config.embedding_scale, width, pair);
     std::copy_n(rows[row].state, width, pair + width);
-    attention_.Rotations(work, row);
   });
   Multiply(StepPart::kEmbedding, drafter_.weights.drafter.pre_projection, pair_,
-           pool_, products_, x_.data());
-}
-
-void DraftPass::RunLayer(size_t i, const StepWork& work) {
-  const LayerWeights& layer = drafter_.weights.layers[i];
-  const float epsilon = drafter_.config.rms_epsilon;
-  work.ForRows(StepPart::kNorms,
-               [&](size_t row) { NormInput(layer.attn_norm, row); });
-  Activations& attended = attention_.Mix(layer, i, input_, work);
-  work.MatMuls(StepPart::kAttentionOutput,
-               {{&layer.o, &attended, projected_.data()}});
-  work.ForRows(StepPart::kNorms, [&](size_t row) {
-    AddRmsNorm(projected_.data() + row * hidden(), layer.post_attn_norm.data(),
-               epsilon, hidden(), x(row));
-    NormInput(layer.ffn_norm, row);
-  });
-  feed_forward_.Compute(layer, drafter_.config.layers[i].sparsity_cutoff,
-                        input_, projected_.data(), work);
-  work.ForRows(StepPart::kNorms, [&](size_t row) {
-    AddRmsNorm(projected_.data() + row * hidden(), layer.post_ffn_norm.data(),
-               epsilon, hidden(), x(row));
-    Scale(layer.output_scale[0], hidden(), x(row));
-  });
+           pool_, products_, x);
 }
 
 void DraftPass::HeadOfClusters(std::span<const Row> rows) {

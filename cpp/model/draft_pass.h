@@ -11,8 +11,6 @@
 #include "gemmakv/config.h"
 #include "model/activations.h"
 #include "model/forward.h"
-#include "model/layers/attention.h"
-#include "model/layers/feed_forward.h"
 #include "model/output_head.h"
 #include "model/step.h"
 #include "model/step_work.h"
@@ -36,9 +34,9 @@ std::vector<size_t> LayersRead(const ModelConfig& drafter,
 void ChooseLargest(std::span<float> scores, size_t count,
                    std::span<uint32_t> chosen);
 
-// Runs a drafter on keys and values of the model that it guesses for. Nothing
-// is written. Owns the activation buffers, which grow to what is used. Not
-// thread-safe.
+// Runs a drafter on keys and values of the model that it guesses for: an input
+// and heads of its own around the layers of a ForwardPass. Nothing is written.
+// Owns the activation buffers, which grow to what is used. Not thread-safe.
 class DraftPass {
  public:
   // None is owned; all must outlive this. Requires: RequireDrafterFor passes.
@@ -67,30 +65,23 @@ class DraftPass {
   void Run(std::span<const Row> rows);
 
  private:
-  void Embed(std::span<const Row> rows, const StepWork& work);
-  void RunLayer(size_t layer, const StepWork& work);
+  void Embed(std::span<const Row> rows, const StepWork& work, float* x);
   void HeadOfClusters(std::span<const Row> rows);
   void ListLargest(const Row& row, const uint32_t* chosen,
                    const float* products, size_t stride) const;
 
   size_t hidden() const { return drafter_.config.hidden_size; }
-  float* x(size_t row) { return x_.data() + row * hidden(); }
-  void NormInput(const FloatVector& norm, size_t row);
 
   const Model& drafter_;
   const Model& target_;
   ThreadPool& pool_;
-  Attention attention_;
-  FeedForward feed_forward_;
+  ForwardPass layers_;
   OutputHead head_;
   std::vector<SequenceSlice> slices_;
   std::vector<KvStepView> views_;
   std::vector<StepRow> rows_;
   Activations pair_;                // [rows, 2 * target_hidden]
-  Activations input_;               // [rows, hidden_size]
-  Activations last_;                // the same, behind the last norm
-  AlignedBuffer<float> x_;          // [rows, hidden_size]
-  AlignedBuffer<float> projected_;  // the same
+  Activations last_;                // [rows, hidden_size], after the last norm
   AlignedBuffer<float> products_;   // [planes * rows, the widest of all]
   AlignedBuffer<float> next_;       // [rows, target_hidden]
   AlignedBuffer<float> scores_;     // [rows, num_centroids]

@@ -6,6 +6,7 @@
 #include "model/forward.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "base/aligned_buffer.h"
@@ -25,12 +26,12 @@ namespace gkv {
 
 class ForwardPass::Parts {
  public:
-  Parts(const Model& model, ThreadPool& pool)
+  Parts(const Model& model, ThreadPool& pool, std::vector<size_t> reads)
       : config_(model.config),
         weights_(model.weights),
         pool_(pool),
         own_layers_(OwnLayers(config_)),
-        attention_(config_),
+        attention_(config_, std::move(reads)),
         recurrent_(config_),
         experts_(config_),
         per_layer_(config_),
@@ -58,6 +59,15 @@ class ForwardPass::Parts {
       altup_.Merge(weights_, input_, projected_.data(), x_.data(), work);
     }
     Head(slices);
+  }
+
+  const float* RunLayers(const StepWork& work,
+                         const std::function<void(float* x)>& enter) {
+    MakeRoom(work.rows().size());
+    MakeRotations(work);
+    enter(x_.data());
+    RunLayers(work, 0, config_.num_layers());
+    return x_.data();
   }
 
  private:
@@ -89,7 +99,7 @@ class ForwardPass::Parts {
   // `left_keys`: of the first of them LeaveKeys has done its part.
   void RunLayers(const StepWork& work, size_t begin, size_t end,
                  bool left_keys = false) {
-    if (rows_.empty()) return;
+    if (work.rows().empty()) return;
     const bool embeds = config_.ple_dim != 0;
     if (begin < end && !left_keys) {
       work.ForRows(StepPart::kNorms,
@@ -165,11 +175,20 @@ class ForwardPass::Parts {
     if (kept == all) return slices;
     rows_.resize(kept);
     input_.Resize(kept, hidden());
-    const StepWork work(wanted_, rows_, pool_);
+    MakeRotations({wanted_, rows_, pool_});
+    return wanted_;
+  }
+
+  void MakeRotations(const StepWork& work) {
     attention_.Begin(work);
     work.ForRows(StepPart::kRope,
                  [&](size_t row) { attention_.Rotations(work, row); });
-    return wanted_;
+  }
+
+  void MakeRoom(size_t rows) {
+    x_.EnsureSize(rows * hidden());
+    projected_.EnsureSize(rows * hidden());
+    input_.Resize(rows, hidden());
   }
 
   size_t hidden() const { return config_.hidden_size; }
@@ -178,9 +197,7 @@ class ForwardPass::Parts {
 
   void Embed(const StepWork& work) {
     work.Enter(StepPart::kEmbedding);
-    x_.EnsureSize(rows_.size() * hidden());
-    projected_.EnsureSize(rows_.size() * hidden());
-    input_.Resize(rows_.size(), hidden());
+    MakeRoom(rows_.size());
     attention_.Begin(work);
     weights_.embedding.RequireSound(work.pool());
     const PackedView embedding = weights_.embedding.view();
@@ -296,13 +313,19 @@ class ForwardPass::Parts {
   OutputHead head_;
 };
 
-ForwardPass::ForwardPass(const Model& model, ThreadPool& pool)
-    : parts_(std::make_unique<Parts>(model, pool)) {}
+ForwardPass::ForwardPass(const Model& model, ThreadPool& pool,
+                         std::vector<size_t> reads)
+    : parts_(std::make_unique<Parts>(model, pool, std::move(reads))) {}
 
 ForwardPass::~ForwardPass() = default;
 
 void ForwardPass::Step(std::span<const SequenceSlice> slices) {
   parts_->Step(slices);
+}
+
+const float* ForwardPass::RunLayers(
+    const StepWork& work, const std::function<void(float* x)>& enter) {
+  return parts_->RunLayers(work, enter);
 }
 
 }  // namespace gkv

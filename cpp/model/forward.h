@@ -1,8 +1,11 @@
 #ifndef GEMMAKV_MODEL_FORWARD_H_
 #define GEMMAKV_MODEL_FORWARD_H_
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "gemmakv/config.h"
@@ -10,6 +13,8 @@
 #include "model/weights/weights.h"
 
 namespace gkv {
+
+class StepWork;
 
 // What stays the same for every step of a model. Immutable, shared by threads.
 struct Model {
@@ -24,8 +29,10 @@ struct Model {
 // time.
 class ForwardPass {
  public:
-  // Neither argument is owned; both must outlive this.
-  ForwardPass(const Model& model, ThreadPool& pool);
+  // The model and the pool are not owned; both must outlive this. `reads` as in
+  // Attention.
+  ForwardPass(const Model& model, ThreadPool& pool,
+              std::vector<size_t> reads = {});
   ~ForwardPass();
 
   // Computes keys, values and the outputs of the slices. Stores into the views'
@@ -34,6 +41,12 @@ class ForwardPass {
   // before its first use.
   // Requires: token ids in [0, vocab_size); distinct caches.
   void Step(std::span<const SequenceSlice> slices);
+
+  // Runs all layers of a drafter, and nothing else. `enter` writes what they
+  // begin with, [rows, hidden_size]; returns what the last one leaves, in the
+  // same place, until the next call. Throws what Step and `enter` throw.
+  const float* RunLayers(const StepWork& work,
+                         const std::function<void(float* x)>& enter);
 
  private:
   class Parts;

@@ -7,7 +7,6 @@
 #include <exception>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -15,7 +14,7 @@
 #include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/fault.h"
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/own_process.h"
 #include "base/process.h"
 #include "base/time.h"
@@ -141,7 +140,7 @@ class FolderStoreOnFiles final : public FolderStore {
   // Whether `size` bytes leave free what is reserved for others; where they do
   // not, older objects go first.
   bool MakeRoom(const Folder& folder, uint64_t size) noexcept;
-  bool IsPaused() const;  // requires the mutex
+  bool IsPaused() const REQUIRES(mutex_);
 
   const std::string path_;
   const std::string tier_;
@@ -150,27 +149,28 @@ class FolderStoreOnFiles final : public FolderStore {
   const MappedObject::Count mappings_ =
       std::make_shared<std::atomic<size_t>>(0);
 
-  std::mutex sweeping_;  // of this process
+  Mutex sweeping_{AtFork::kLeaves};  // of this process, as long as it takes
   const OwnProcess process_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::shared_ptr<const Folder> folder_;
-  Clock::time_point looked_ = Clock::now();
-  std::map<ObjectName, CheckedFile> checked_;
-  std::vector<std::weak_ptr<const MappedObject>> live_;  // and dead ones
-  mutable bool counted_ = false;  // entries and bytes are those of the folder
-  mutable StoreStats stats_;
-  uint64_t written_since_sweep_ = 0;
-  bool swept_once_ = false;
-  Clock::duration pause_{};
-  Clock::time_point paused_until_{};
-  const ForkGuard guard_{mutex_};
+  mutable Mutex mutex_{AtFork::kWaits};
+  std::shared_ptr<const Folder> folder_ GUARDED_BY(mutex_);
+  Clock::time_point looked_ GUARDED_BY(mutex_) = Clock::now();
+  std::map<ObjectName, CheckedFile> checked_ GUARDED_BY(mutex_);
+  // And dead ones.
+  std::vector<std::weak_ptr<const MappedObject>> live_ GUARDED_BY(mutex_);
+  // Entries and bytes are those of the folder.
+  mutable bool counted_ GUARDED_BY(mutex_) = false;
+  mutable StoreStats stats_ GUARDED_BY(mutex_);
+  uint64_t written_since_sweep_ GUARDED_BY(mutex_) = 0;
+  bool swept_once_ GUARDED_BY(mutex_) = false;
+  Clock::duration pause_ GUARDED_BY(mutex_){};
+  Clock::time_point paused_until_ GUARDED_BY(mutex_){};
 };
 
 std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
                                                           bool look) {
   std::shared_ptr<const Folder> known;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto now = Clock::now();
     if (!look && now - looked_ < kLookAgain) return folder_;
     looked_ = now;
@@ -192,7 +192,7 @@ std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
   if (tier_ == "shared" && !found->directory().OnWhat().is_in_memory) {
     return writing ? nullptr : known;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // Another thread may have found it first.
   if (folder_ != known) return folder_;
   // Another folder has another key: what was known of files is not of these.
@@ -227,7 +227,7 @@ std::vector<Loaded> FolderStoreOnFiles::Load(std::span<const ObjectKey> keys) {
     }
     hits += loaded[i].state == LoadState::kHit;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   stats_.hits += hits;
   stats_.misses += keys.size() - hits;
   return loaded;
@@ -286,7 +286,7 @@ std::optional<StoredBytes> FolderStoreOnFiles::Map(const Folder& folder,
   };
   bool checked = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto known = checked_.find(name.name);
     if (known != checked_.end() && known->second.info.HasSameContent(info)) {
       if (known->second.address != key.address) return std::nullopt;
@@ -304,7 +304,7 @@ std::optional<StoredBytes> FolderStoreOnFiles::Map(const Folder& folder,
   Address address = key.address;
   if (!checked) verdict = Check(folder, key, mapping->bytes(), address);
   if (verdict == Verdict::kDamaged) return std::nullopt;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   CheckedFile& known = checked_[name.name];
   if (known.info.HasSameContent(info)) {
     // Another thread was quicker.
@@ -345,7 +345,7 @@ std::optional<StoredBytes> FolderStoreOnFiles::Read(const Folder& folder,
 void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
   const uint64_t size = object.bytes.size();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (IsPaused() || CountedBytes(size) > budget_bytes_ - budget_bytes_ / 10) {
       ++stats_.failed_writes;
       return;
@@ -364,7 +364,7 @@ void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
   }
   bool sweep = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (error == 0 || error == EEXIST) {
       pause_ = {};
     } else {
@@ -411,7 +411,7 @@ bool FolderStoreOnFiles::Unlink(const Folder& folder,
     const std::string path = name.Path();
     const auto info = folder.directory().InfoOf(path);
     if (folder.directory().Remove(path) != 0) return false;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (stats_.entries > 0) --stats_.entries;
     if (info && info->kind == FileInfo::Kind::kRegular) {
       stats_.bytes -= std::min(stats_.bytes, info->size);
@@ -426,7 +426,7 @@ bool FolderStoreOnFiles::Unlink(const Folder& folder,
 void FolderStoreOnFiles::Reject(const Folder& folder,
                                 const FileName& name) noexcept {
   Unlink(folder, name);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.damaged;
 }
 
@@ -443,7 +443,7 @@ uint64_t FolderStoreOnFiles::RemoveBranch(
     const ObjectBranch& branch) noexcept {
   try {
     const uint64_t removed = RemoveBranchOf(*Current(false), branch);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     counted_ = false;
     checked_.clear();
     return removed;
@@ -456,7 +456,7 @@ void FolderStoreOnFiles::Damaged(const ObjectKey& key) noexcept {
   try {
     const auto folder = Current(false);
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       checked_.erase(folder->NameFor(key).name);
     }
     // Checks all of it again, and unlinks what is not sound.
@@ -469,7 +469,7 @@ void FolderStoreOnFiles::Damaged(const ObjectKey& key) noexcept {
 Cleared FolderStoreOnFiles::Clear(const Address* salt) noexcept {
   try {
     const bool all = ClearFolder(*Current(false), salt);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     counted_ = false;
     checked_.clear();
     return all ? Cleared::kAll : Cleared::kFailed;
@@ -479,10 +479,10 @@ Cleared FolderStoreOnFiles::Clear(const Address* salt) noexcept {
 }
 
 StoreStats FolderStoreOnFiles::stats() const {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (!counted_) {
     const auto folder = folder_;
-    lock.unlock();
+    lock.Unlock();
     FolderContent content;
     bool read = false;
     try {
@@ -491,7 +491,7 @@ StoreStats FolderStoreOnFiles::stats() const {
     } catch (const std::exception&) {
       // Out of memory: as far as is known.
     }
-    lock.lock();
+    lock.Lock();
     if (read && folder == folder_) {
       stats_.entries = content.entries.size();
       stats_.bytes = content.bytes;
@@ -508,7 +508,7 @@ StoreStats FolderStoreOnFiles::stats() const {
 uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
   std::vector<std::shared_ptr<const MappedObject>> live;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& one : live_) {
       if (auto mapping = one.lock()) live.push_back(std::move(mapping));
     }
@@ -528,17 +528,17 @@ uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
 SweepResult FolderStoreOnFiles::Sweep() {
   // A child of fork() may find it held by a thread that is not there; between
   // processes the folder has a lock of its own.
-  std::unique_lock one_at_a_time(sweeping_, std::defer_lock);
-  if (!process_.InChild()) one_at_a_time.lock();
+  std::optional<MutexLock> one_at_a_time;
+  if (!process_.InChild()) one_at_a_time.emplace(sweeping_);
   const auto folder = Current(false);
   uint64_t written = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     written = written_since_sweep_;
   }
   const SweepResult result =
       SweepFolder(*folder, budget_bytes_, PinnedBytes(*folder));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // Who does not get the lock leaves it to the one who has it.
   written_since_sweep_ -= std::min(written, written_since_sweep_);
   swept_once_ = true;
