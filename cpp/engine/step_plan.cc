@@ -10,8 +10,8 @@
 namespace gkv {
 namespace {
 
-// Prefill rows that who has waited longest gets before the others: small
-// enough for several of them, large enough to be worth a step.
+// The rows that the longest waiting prompts get before the others: few enough
+// for several prompts in a step, many enough to be worth a step.
 constexpr size_t kFirstRows = 8;
 
 void CheckLeast(size_t value, size_t least, const char* name) {
@@ -21,7 +21,7 @@ void CheckLeast(size_t value, size_t least, const char* name) {
   }
 }
 
-// Limits that can be added up with positions and with each other.
+// Returns limits that can be added to positions and to each other.
 SchedulerOptions Limited(SchedulerOptions options) {
   constexpr size_t kMost = std::numeric_limits<size_t>::max() / 8;
   options.step_rows = std::min(options.step_rows, kMost);
@@ -111,8 +111,8 @@ class Planner {
       Extend(i, std::min(first_rows, kFirstRows), i == prefilling_.front());
       first_rows -= std::min(first_rows, end_[i] - before);
     }
-    // Shortest first: what a short prompt leaves of its share goes to the
-    // rest. What all got above counts.
+    // Shortest first: what a short prompt leaves of its share goes to the rest.
+    // Rows from above count.
     std::stable_sort(prefilling_.begin(), prefilling_.end(),
                      [&](size_t a, size_t b) {
                        return requests_[a].target - end_[a] <

@@ -11,16 +11,16 @@
 namespace gkv {
 namespace {
 
-// Events that may wait for the reader: enough to keep steps going while one is
-// being read.
+// The number of events that may wait for the reader: enough to keep steps going
+// while one is being read.
 constexpr size_t kMaxUnread = 2;
 
 double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Throws `error` with `more` after its message. What others throw, as a
-// std::bad_alloc or an exception of Python, has no message to continue.
+// Throws `error` with `more` after its message. Exceptions of other kinds, such
+// as std::bad_alloc or one of Python, are thrown as they are.
 [[noreturn]] void RethrowWith(const std::exception_ptr& error,
                               const std::string& more) {
   try {
@@ -59,7 +59,7 @@ bool TokenStream::Stop(Interrupt how, size_t read) {
 void TokenStream::Abort() {
   if (Stop(Interrupt::kAbort)) {
     WaitDone();
-    Stop(Interrupt::kAbort);  // it may have been decided before
+    Stop(Interrupt::kAbort);  // the end may have been decided before
   }
 }
 
@@ -69,7 +69,7 @@ void TokenStream::Confirm() {
   if (done_) transaction_.Confirm();
 }
 
-// Requires: mutex_ is held, and the end has come.
+// Undoes what a late Stop still can. Requires: mutex_ is held; done_.
 void TokenStream::StopLate(Interrupt how) {
   if (error_) return;
   if (how == Interrupt::kAbort) {
@@ -83,7 +83,7 @@ void TokenStream::StopLate(Interrupt how) {
   }
 }
 
-// Requires: mutex_ is held, and an event was handed out.
+// Takes the last event back. Requires: mutex_ is held; an event was handed out.
 void TokenStream::PutBack() {
   --handed_out_;
   delivered_bytes_ -= last_.text.size();
@@ -96,13 +96,15 @@ void TokenStream::PutBack() {
   }
 }
 
-// Of the transcript, when it is cancelled. Requires: mutex_ is held.
+// Returns the length of the transcript that a cancelled request keeps.
+// Requires: mutex_ is held.
 size_t TokenStream::KeptEnd() const {
   return delivered_ == 0 ? transaction_.start_length()
                          : transaction_.prompt_end() + delivered_;
 }
 
-// What ends a request stayed in the parent.
+// In a child of fork() nothing ends the request: the scheduler's thread stayed
+// in the parent.
 void TokenStream::CheckProcess() const {
   if (!process_.InChild()) return;
   throw Error(
@@ -118,14 +120,14 @@ std::optional<TokenEvent> TokenStream::NextEvent(
   bool may_end = false;
   {
     std::unique_lock lock(mutex_);
-    // Who has the last event takes the request for ended.
+    // A reader that has the last event takes the request for ended.
     const auto readable = [&] {
       return !events_.empty() &&
              (done_ || !settled_ ||
               events_.front().finish_reason == FinishReason::kNone);
     };
     const auto changed = [&] { return done_ || readable(); };
-    // Also a wait of no time goes to the system.
+    // Even a wait of no time is a system call.
     if (timeout.count() > 0) changed_.wait_for(lock, timeout, changed);
     const bool was_behind = Behind();
     if (readable()) {
@@ -254,7 +256,7 @@ void TokenStream::Wake(bool interrupted) {
   }
   if (wake_up == nullptr) return;
   {
-    // Taking the lock orders this behind a check that is under way.
+    // Taking the lock orders this after a check that is under way.
     const std::lock_guard lock(wake_up->mutex);
     if (interrupted) wake_up->interrupted = true;
   }
@@ -309,25 +311,27 @@ void TokenStream::Push(TokenEvent event) {
   changed_.notify_all();
 }
 
-// Tokens. Requires: mutex_ is held.
+// The number of unread tokens. Requires: mutex_ is held.
 size_t TokenStream::Unread() const { return events_.size(); }
 
-// Too far for another token, or, where none follows, for the end. A reader that
-// acknowledges later has read all the same, and may wait for the end by then.
-// Requires: mutex_ is held.
+// Whether the reader has too many events unread for another token, or, if none
+// follows, for the end. A reader that acknowledges later has read the event all
+// the same, and may wait for the end by then. Requires: mutex_ is held.
 bool TokenStream::Behind() const {
   return settled_ ? Unread() > kMaxUnread : ahead_ >= kMaxUnread;
 }
 
-// Whether it waits for its reader, from now on. Requires: mutex_ is held.
+// Tells the run gate whether the request waits for its reader. Requires: mutex_
+// is held.
 void TokenStream::TellGate() const {
   transaction_.lock().set_waits_for_reader(Behind() &&
                                            interrupt_ == Interrupt::kNone);
 }
 
-// The result and the events of the first `count` tokens, which no token ended:
-// text that was held back for a stop string belongs to them. Requires: mutex_
-// is held; all of them were delivered, or none is taken off.
+// Cuts the result and the events to the first `count` tokens, none of which
+// ended the text: text that was held back for a possible stop string belongs to
+// them. Requires: mutex_ is held; all of these tokens were delivered, or no
+// token is cut off.
 void TokenStream::KeepTokens(size_t count) {
   std::string text;
   if (options_.token_text) {
@@ -350,16 +354,17 @@ void TokenStream::KeepTokens(size_t count) {
   end_unread_ = options_.streamed;
 }
 
-// An end that is no failure. Requires: mutex_ is held.
+// Completes the result of a request that did not fail. Requires: mutex_ is
+// held.
 void TokenStream::Settle(FinishReason reason) {
-  // A cancel between the last token and here counts: its reader has not seen
+  // A cancel that came after the last token counts: the reader has not seen
   // that token.
   if (options_.streamed && interrupt_ == Interrupt::kCancel && Unread() > 0) {
     reason = FinishReason::kCancelled;
   }
   const bool told = result_.finish_reason != FinishReason::kNone;
   if (reason == FinishReason::kCancelled && options_.streamed) {
-    // With nothing delivered, End() undoes it all.
+    // If nothing was delivered, End() undoes everything.
     if (delivered_ > 0) {
       transaction_.cache().Truncate(transaction_.lock(), KeptEnd());
     }
@@ -372,7 +377,7 @@ void TokenStream::Settle(FinishReason reason) {
 
 void TokenStream::End(FinishReason reason, std::exception_ptr error,
                       bool decided) noexcept {
-  // What an error holds may take locks when it goes: not behind mutex_.
+  // Destroying an error may take locks, so not while mutex_ is held.
   const std::exception_ptr given = error;
   std::unique_lock lock(mutex_);
   if (done_) return;
@@ -399,7 +404,7 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
       transaction_.cache().Truncate(transaction_.lock(), KeptEnd());
       keep = kept_delivered_ = true;
     } catch (...) {
-      // Everything goes: the error says nothing of tokens that are kept.
+      // Everything is undone: the error says nothing of tokens that are kept.
     }
   }
   if (error || !keep) {
