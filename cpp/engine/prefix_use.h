@@ -27,7 +27,6 @@ namespace gkv {
 // A request that was preempted resumes again, but neither follows nor leads any
 // more.
 //
-//
 // A request leads from its first Resume to the end of its prompt or to End,
 // whichever comes first, and only if it writes. It tells its followers through
 // a Lead, which both sides share, so that either may be destroyed first. The

@@ -31,7 +31,6 @@ namespace gkv {
 // loop (Scheduler::Loop) asks the queue what is to be done, has one step run,
 // and begins again:
 //
-//
 //          Submit, readers, deadlines, tiers
 //                        |
 //                        v
