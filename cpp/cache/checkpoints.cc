@@ -19,7 +19,7 @@ std::vector<const Block*> BlocksOf(std::span<const Checkpoint> checkpoints) {
   return blocks;
 }
 
-// Of all blocks that they refer to, each counted once.
+// Returns the bytes of all blocks that they refer to, each counted once.
 size_t DistinctBytes(std::span<const Checkpoint> checkpoints) {
   std::vector<const Block*> blocks = BlocksOf(checkpoints);
   std::sort(blocks.begin(), blocks.end());
@@ -66,7 +66,7 @@ std::vector<Checkpoint> CheckpointList::GiveUp(const BlockOwner* owner,
   }
   std::erase_if(references, [&](const auto& entry) {
     const auto& [block, count] = entry;
-    // What prefix indexes hold beside it, they give up next.
+    // Prefix indexes give up their references to the block next.
     return block->owner.get() != owner ||
            block->refs.load() - block->indexed.load() != count;
   });
@@ -129,7 +129,7 @@ const Checkpoint* CheckpointList::OfLength(size_t length) const {
 void CheckpointList::Truncate(size_t length) {
   std::erase_if(list_,
                 [&](const Checkpoint& c) { return c.position > length; });
-  // Where pending tokens were cut, what is held is as right as before. Lengths
+  // If pending tokens were cut, what is held is as right as before. Lengths
   // stay ascending.
   for (size_t i = list_.size(); i > 0; --i) {
     Checkpoint& checkpoint = list_[i - 1];
