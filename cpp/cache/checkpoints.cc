@@ -47,7 +47,7 @@ bool CheckpointList::Add(Checkpoint checkpoint, size_t budget_bytes) {
     list_.insert(at, std::move(checkpoint));
   }
   while (nbytes() > budget_bytes) {
-    const size_t victim = Victim([](const Checkpoint&) { return true; });
+    const size_t victim = FindVictim([](const Checkpoint&) { return true; });
     list_.erase(list_.begin() + static_cast<ptrdiff_t>(victim));
   }
   const Checkpoint* stays = AtOrBefore(position);
@@ -74,7 +74,7 @@ std::vector<Checkpoint> CheckpointList::GiveUp(const BlockOwner* owner,
   given_up.reserve(list_.size());
   freed = 0;
   while (freed < bytes && !references.empty()) {
-    const size_t victim = Victim([&](const Checkpoint& checkpoint) {
+    const size_t victim = FindVictim([&](const Checkpoint& checkpoint) {
       const std::vector<const Block*> blocks = BlocksOf({&checkpoint, 1});
       return ours_alone(checkpoint) &&
              std::any_of(blocks.begin(), blocks.end(), [&](const Block* block) {
@@ -93,7 +93,7 @@ std::vector<Checkpoint> CheckpointList::GiveUp(const BlockOwner* owner,
   return given_up;
 }
 
-size_t CheckpointList::Victim(
+size_t CheckpointList::FindVictim(
     const std::function<bool(const Checkpoint&)>& may_go) const {
   const size_t last = list_.size() - 1;
   size_t victim = list_.size();

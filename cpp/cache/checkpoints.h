@@ -56,7 +56,7 @@ class CheckpointList {
 
  private:
   // Returns which of those that may go is missed least. Requires: one may go.
-  size_t Victim(const std::function<bool(const Checkpoint&)>& may_go) const;
+  size_t FindVictim(const std::function<bool(const Checkpoint&)>& may_go) const;
 
   std::vector<Checkpoint> list_;
 };

@@ -179,8 +179,8 @@ void KVCache::Reset(const RunLock& run_lock) {
 }
 
 // Returns the start that recomputes least; of equals, what is held comes first.
-KVCache::StartPoint KVCache::Start(const KvContent& state,
-                                   size_t target) const {
+KVCache::StartPoint KVCache::FindStart(const KvContent& state,
+                                       size_t target) const {
   const std::optional<size_t> held = ResumeAt(state.groups, target);
   if (held == target) return {target, target};
   StartPoint best{ColdStart(state.groups, target), target, StartPoint::kCold};
@@ -192,24 +192,24 @@ KVCache::StartPoint KVCache::Start(const KvContent& state,
   return best;
 }
 
-KVCache::StartPoint KVCache::NextStart(const KvContent& state,
-                                       bool for_logits) const {
+KVCache::StartPoint KVCache::FindNextStart(const KvContent& state,
+                                           bool for_logits) const {
   const size_t length = state.log.size();
-  if (state.computed < length) return Start(state, state.computed);
+  if (state.computed < length) return FindStart(state, state.computed);
   if (!for_logits || length == 0) return {length, length};
-  return Start(state, length - 1);
+  return FindStart(state, length - 1);
 }
 
 // Rewinds the groups to `length`. Requires: length < state.computed; the log
 // and the checkpoints are cut.
 void KVCache::Rewind(KvContent& state, size_t length,
                      const Checkpoint* made_here) const {
-  StartPoint start = Start(state, length);
+  StartPoint start = FindStart(state, length);
   state.computed = length;
   if (start.position < length && made_here != nullptr) {
     // Goes back to the checkpoint: what was pending then is pending again.
     state.computed = made_here->position;
-    start = Start(state, state.computed);
+    start = FindStart(state, state.computed);
   }
   for (size_t g = 0; g < state.groups.size(); ++g) {
     std::unique_ptr<GroupCache>& group = state.groups[g];
@@ -240,7 +240,7 @@ Truncation KVCache::Truncate(const RunLock& run_lock, size_t length) {
     Rewind(state, length, copy ? &*copy : nullptr);
   }
   // The cost of going on with new tokens.
-  return {state.computed - Start(state, state.computed).position};
+  return {state.computed - FindStart(state, state.computed).position};
 }
 
 bool KVCache::MakeCheckpoint(const RunLock& run_lock) {
@@ -324,12 +324,12 @@ void KVCache::Append(const RunLock& run_lock,
 
 size_t KVCache::next_position() const {
   MutexLock lock(state_mutex_);
-  return NextStart(state_, false).position;
+  return FindNextStart(state_, false).position;
 }
 
 size_t KVCache::next_position_for_logits() const {
   MutexLock lock(state_mutex_);
-  return NextStart(state_, true).position;
+  return FindNextStart(state_, true).position;
 }
 
 void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
@@ -345,7 +345,7 @@ KvStepView KVCache::Prepare(const RunLock& run_lock, size_t begin, size_t end,
   KvStepView view;
   view.begin = begin;
   view.end = end;
-  const StartPoint start = NextStart(state_, true);
+  const StartPoint start = FindNextStart(state_, true);
   view.starts_replay =
       start.source != StartPoint::kHeld && begin == start.position;
   if (view.starts_replay) {

@@ -281,8 +281,8 @@ class KVCache {
   // Returns the state's mutex to the holder of the run lock.
   Mutex& ToChange(const RunLock& run_lock) const
       GKV_ANALYSIS(lock_returned(state_mutex_));
-  StartPoint Start(const KvContent& state, size_t target) const;
-  StartPoint NextStart(const KvContent& state, bool for_logits) const;
+  StartPoint FindStart(const KvContent& state, size_t target) const;
+  StartPoint FindNextStart(const KvContent& state, bool for_logits) const;
   void Rewind(KvContent& state, size_t length,
               const Checkpoint* made_here) const;
   struct Bytes {

@@ -43,7 +43,8 @@ DraftModel::DraftModel(std::shared_ptr<const Model> model, const Model& target,
 
 // Returns the length of the common prefix. The tokens before `begin` are known
 // to be equal.
-size_t DraftModel::Common(const KVCache& a, const KVCache& b, size_t begin) {
+size_t DraftModel::CountCommon(const KVCache& a, const KVCache& b,
+                               size_t begin) {
   constexpr size_t kPiece = 256;
   const size_t most = std::min(a.length(), b.length());
   std::array<int32_t, kPiece> of_a, of_b;
@@ -62,14 +63,15 @@ size_t DraftModel::Common(const KVCache& a, const KVCache& b, size_t begin) {
 
 // Returns the conversation whose computed part shares the longest prefix with
 // the transcript; null if that is too short.
-std::shared_ptr<DraftConversation> DraftModel::MostAlike(
+std::shared_ptr<DraftConversation> DraftModel::FindMostAlike(
     const Candidate& candidate, size_t& common) const {
   std::shared_ptr<Conversation> best;
   common = kWorthSharing - 1;
   for (const auto& known : known_) {
     if (known->tenant != candidate.sources.tenant) continue;
-    const size_t count = std::min(Common(*known->cache, *candidate.cache, 0),
-                                  known->cache->computed());
+    const size_t count =
+        std::min(CountCommon(*known->cache, *candidate.cache, 0),
+                 known->cache->computed());
     if (count > common) {
       best = known;
       common = count;
@@ -82,7 +84,7 @@ std::shared_ptr<DraftConversation> DraftModel::MostAlike(
 // of its transcript.
 void DraftModel::Begin(Candidate& candidate) {
   size_t common = 0;
-  std::shared_ptr<Conversation> mine = MostAlike(candidate, common);
+  std::shared_ptr<Conversation> mine = FindMostAlike(candidate, common);
   if (mine && mine.use_count() == 2 && common >= mine->known) {
     mine->ended = true;
   } else {
@@ -113,7 +115,7 @@ void DraftModel::Follow(Candidate& candidate) {
   const size_t length = candidate.cache->length();
   c.used = ++uses_;
   Judge(candidate);
-  size_t kept = Common(cache, *candidate.cache, c.known);
+  size_t kept = CountCommon(cache, *candidate.cache, c.known);
   if (kept < cache.length()) {
     const Truncation cut = cache.Truncate(c.lock, kept);
     if (c.before_guesses && cut.replay_tokens > kept - c.known) {
@@ -336,12 +338,12 @@ void DraftModel::MakeGuesses(const GuessCosts& costs) {
                          .left = candidate->planned});
     }
   }
-  if (!members.empty()) Rounds(std::move(members));
+  if (!members.empty()) RunRounds(std::move(members));
 }
 
 // Runs rounds. The first one reads the new tokens; those that could have been
 // guessed are judged.
-void DraftModel::Rounds(std::vector<Slice> members) {
+void DraftModel::RunRounds(std::vector<Slice> members) {
   const size_t judged = std::min(
       kJudgedRows, (kLogitsRows - members.size()) / members.size());
   std::vector<Slice> slices;

@@ -78,16 +78,16 @@ class DraftModel : public ModelDrafter {
   void MakeGuesses(const GuessCosts& costs) override;
 
   void Begin(Candidate& candidate);
-  std::shared_ptr<Conversation> MostAlike(const Candidate& candidate,
-                                          size_t& common) const;
-  static size_t Common(const KVCache& a, const KVCache& b, size_t begin);
+  std::shared_ptr<Conversation> FindMostAlike(const Candidate& candidate,
+                                              size_t& common) const;
+  static size_t CountCommon(const KVCache& a, const KVCache& b, size_t begin);
   void Follow(Candidate& candidate);
   void GiveUp(Conversation& conversation) noexcept;
   bool DropOldest() noexcept;
   void DropBeyond(size_t kept) noexcept;
   bool WorthCatchingUp(Candidate& candidate, const GuessCosts& costs) const;
   void CatchUp(Candidate& candidate, size_t rows);
-  void Rounds(std::vector<Slice> slices);
+  void RunRounds(std::vector<Slice> slices);
   bool Prepare(Slice& slice, size_t begin, size_t end, size_t outputs);
   bool Run(std::span<Slice> slices);
   void Sample(std::span<Slice> slices);

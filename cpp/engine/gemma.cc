@@ -633,7 +633,7 @@ std::vector<float> Gemma::Embed(
   if (config().bidirectional) {
     embedder().Embed(texts, whole.data(), poll);
   } else {
-    HiddenStates(texts, options.pooling, whole.data(), poll);
+    ComputeHiddenStates(texts, options.pooling, whole.data(), poll);
   }
   // This works in place: a vector ends no later than the one that it is made
   // of.
@@ -646,9 +646,9 @@ std::vector<float> Gemma::Embed(
 
 // Writes `out` [texts.size(), hidden_size], in portions of a few thousand
 // tokens, so that only the hidden states and caches of one portion are held.
-void Gemma::HiddenStates(std::span<const std::span<const int32_t>> texts,
-                         Pooling pooling, float* out,
-                         const std::function<void()>& poll) {
+void Gemma::ComputeHiddenStates(std::span<const std::span<const int32_t>> texts,
+                                Pooling pooling, float* out,
+                                const std::function<void()>& poll) {
   constexpr size_t kPortionTokens = 4096;
   constexpr std::chrono::milliseconds kPollInterval{50};
   const size_t hidden = config().hidden_size;

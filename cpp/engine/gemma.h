@@ -218,9 +218,9 @@ class Gemma {
   Scheduler& scheduler();
   Embedder& embedder();
   void CheckTexts(std::span<const std::span<const int32_t>> texts) const;
-  void HiddenStates(std::span<const std::span<const int32_t>> texts,
-                    Pooling pooling, float* out,
-                    const std::function<void()>& poll);
+  void ComputeHiddenStates(std::span<const std::span<const int32_t>> texts,
+                           Pooling pooling, float* out,
+                           const std::function<void()>& poll);
 
   std::shared_ptr<const Model> model_;
   size_t num_threads_;

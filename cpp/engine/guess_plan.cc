@@ -17,9 +17,9 @@ double Gain(size_t guesses, double right, double seconds,
   return (1 + right / static_cast<double>(costs.tokens)) / (1 + more);
 }
 
-class Planner {
+class GuessPlanner {
  public:
-  Planner(std::span<const GuessOffer> offers, const GuessCosts& costs)
+  GuessPlanner(std::span<const GuessOffer> offers, const GuessCosts& costs)
       : offers_(offers), costs_(costs), best_{Counts(offers.size(), 0), 1} {}
 
   GuessPlan Plan() {
@@ -115,7 +115,7 @@ class Planner {
 GuessPlan PlanGuesses(std::span<const GuessOffer> offers,
                       const GuessCosts& costs) {
   if (costs.step <= 0) return {std::vector<size_t>(offers.size(), 0), 1};
-  return Planner(offers, costs).Plan();
+  return GuessPlanner(offers, costs).Plan();
 }
 
 bool CertainGuessesPay(const GuessCosts& costs) {

@@ -35,7 +35,7 @@ ModelDrafter::ModelDrafter(std::shared_ptr<const Model> model,
       right_{kFirstRight, kFirstWeight} {}
 
 template <typename Function>
-void ModelDrafter::Guarded(const Function& function) noexcept {
+void ModelDrafter::RunGuarded(const Function& function) noexcept {
   const Clock::time_point begin = Clock::now();
   try {
     function();
@@ -55,7 +55,7 @@ void ModelDrafter::Propose(std::span<Candidate* const> round,
                            const GuessCosts& costs) noexcept {
   requests_.clear();
   if (costs.reads_prompts || costs.step <= 0) return;
-  Guarded([&] {
+  RunGuarded([&] {
     // Without memory for all, nobody is asked.
     requests_.reserve(round.size());
     for (Candidate* const c : round) {
@@ -72,7 +72,7 @@ void ModelDrafter::Propose(std::span<Candidate* const> round,
 
 void ModelDrafter::Make(const GuessCosts& costs) noexcept {
   if (requests_.empty()) return;
-  Guarded([&] { MakeGuesses(costs); });
+  RunGuarded([&] { MakeGuesses(costs); });
 }
 
 void ModelDrafter::Judge(Candidate& candidate) {

@@ -82,7 +82,7 @@ class ModelDrafter : public Guesser {
 
  private:
   template <typename Function>
-  void Guarded(const Function& function) noexcept;
+  void RunGuarded(const Function& function) noexcept;
 
   const double size_share_;
   DraftWork& work_;

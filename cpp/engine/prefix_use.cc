@@ -121,7 +121,7 @@ bool PrefixUse::TakeOver(size_t limit, bool again) {
   }
   if (again || !access_.writes()) return took;
   try {
-    points_ = view.Points(tokens, access_.boundaries, next);
+    points_ = view.ChoosePoints(tokens, access_.boundaries, next);
     if (parts_at > next + kLeastShared) AddPoint(parts_at);
     lead_ = std::make_shared<Lead>(Lead{.reached = next});
   } catch (const std::bad_alloc&) {

@@ -236,7 +236,7 @@ void RunQueue::Admit() {
     if (any_waits &&
         (at == running_.end() || waiting->number() < at->number())) {
       const auto next = waiting++;
-      if (Delays(*next)) {
+      if (TryDelay(*next)) {
         delayed_.splice(delayed_.end(), waiting_, next);
         continue;
       }
@@ -266,7 +266,7 @@ void RunQueue::Admit() {
 
 // Whether the request is to wait for the prefix cache: an earlier request
 // computes the beginning of its prompt now, or a tier may have it.
-bool RunQueue::Delays(Request& request) {
+bool RunQueue::TryDelay(Request& request) {
   PrefixUse& prefix = request.prefix();
   if (!prefix.reads()) return false;
   Look(leaders_.size());
@@ -315,7 +315,7 @@ std::span<Request* const> RunQueue::Runnable() {
   return round_;
 }
 
-Request* RunQueue::Victim(const Request& request) {
+Request* RunQueue::FindVictim(const Request& request) {
   // One pass for each preemption, which costs far more in what is computed
   // again.
   Request* victim = nullptr;

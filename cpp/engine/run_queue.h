@@ -51,7 +51,7 @@ namespace gkv {
 // requests.
 //
 // Where a pool is full, requests are preempted: first streams that wait for
-// their readers, then the youngest (Victim, Preempt). A preempted request
+// their readers, then the youngest (FindVictim, Preempt). A preempted request
 // restarts when another one has ended or no older request of its pool competes.
 // The oldest always advances.
 //
@@ -103,7 +103,7 @@ class RunQueue {
   // that waits for its reader, else a younger request; of these, the youngest.
   // A batch that does not fit takes nothing from those of its own requests that
   // are done. Returns null if there is none.
-  Request* Victim(const Request& request);
+  Request* FindVictim(const Request& request);
   // Whether an older request competes for the same pool.
   bool OlderCompetes(const Request& request) const;
   // Has the request give its blocks back. Throws std::bad_alloc, changing
@@ -124,7 +124,7 @@ class RunQueue {
   void TakeOver(Requests& arrivals);
   void InterruptAll(Requests& requests);
   void ReleaseDelayed();
-  bool Delays(Request& request);
+  bool TryDelay(Request& request);
   void EndDecided(Requests& requests);
   static void Move(Requests& from, Requests::iterator what, Requests& to);
   void Look(size_t requests) const {

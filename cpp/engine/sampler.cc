@@ -140,7 +140,7 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
   std::vector<float> raw_row;                  // before the processor
   if (options_.WantsLogprobs()) {
     log_sum = LogSumExp(logits.data(), logits.size());
-    if (options_.top_logprobs > 0) token.top = Likeliest(logits, log_sum);
+    if (options_.top_logprobs > 0) token.top = FindLikeliest(logits, log_sum);
     if (options_.logits_processor) {
       raw_row.assign(logits.begin(), logits.end());
     } else if (adjusts) {
@@ -253,8 +253,8 @@ void Sampler::AdjustFor(std::span<const int32_t> tokens,
   }
 }
 
-std::vector<TokenLogprob> Sampler::Likeliest(std::span<const float> logits,
-                                             float log_sum) const {
+std::vector<TokenLogprob> Sampler::FindLikeliest(std::span<const float> logits,
+                                                 float log_sum) const {
   const size_t wanted = options_.top_logprobs;
   const LargestBounds bounds =
       BoundsOfLargest(logits.data(), logits.size(), wanted);

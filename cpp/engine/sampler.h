@@ -62,8 +62,8 @@ class Sampler {
   void Adjust(std::span<float> logits);
   void AdjustFor(std::span<const int32_t> tokens,
                  std::span<float> logits) const;
-  std::vector<TokenLogprob> Likeliest(std::span<const float> logits,
-                                      float log_sum) const;
+  std::vector<TokenLogprob> FindLikeliest(std::span<const float> logits,
+                                          float log_sum) const;
   int32_t Draw(std::span<const float> logits, size_t position,
                ThreadPool* pool);
   int32_t DrawFromAll(std::span<const float> logits, const Softmax& softmax,

@@ -54,7 +54,7 @@ GuessCosts Speculation::CostsOf(std::span<Candidate* const> round,
   } else {
     costs.step = times_.Seconds(costs.tokens);
     if (!costs.reads_prompts) {
-      costs.extra = extra.first(times_.Extra(costs.tokens, extra));
+      costs.extra = extra.first(times_.FillExtra(costs.tokens, extra));
     }
   }
   // Other requests wait while a draft model reads.

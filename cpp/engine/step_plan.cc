@@ -40,9 +40,10 @@ struct Budget {
   size_t logits;
 };
 
-class Planner {
+class StepPlanner {
  public:
-  Planner(std::span<const PlanInput> requests, const SchedulerOptions& options)
+  StepPlanner(std::span<const PlanInput> requests,
+              const SchedulerOptions& options)
       : requests_(requests),
         options_(Limited(options)),
         end_(requests.size()),
@@ -184,7 +185,7 @@ void SchedulerOptions::Validate() const {
 
 std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> requests,
                                    const SchedulerOptions& options) {
-  return Planner(requests, options).Plan();
+  return StepPlanner(requests, options).Plan();
 }
 
 }  // namespace gkv

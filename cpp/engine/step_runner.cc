@@ -133,7 +133,7 @@ bool StepRunner::MakeRoom(Request& request, PlannedSlice& plan) {
   if (request.DropGuesses(plan)) return true;
   // Otherwise blocks that the index shares with running requests are copied.
   if (request.prefix().GiveUpIndexed()) return true;
-  if (Request* const victim = queue_.Victim(request)) {
+  if (Request* const victim = queue_.FindVictim(request)) {
     queue_.Preempt(*victim);
     return true;
   }

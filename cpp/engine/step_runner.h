@@ -36,10 +36,10 @@ namespace gkv {
 //            and acquires its blocks. Where a pool is full, MakeRoom frees
 //            blocks or asks for fewer, in this order: it drops the request's
 //            guesses; has the prefix cache give up entries; preempts another
-//            request (RunQueue::Victim); preempts the request itself if older
-//            ones compete, or to go on without the prefix that it took over;
-//            halves the rows of a request that catches up. If nothing helps,
-//            the request fails.
+//            request (RunQueue::FindVictim); preempts the request itself if
+//            older ones compete, or to go on without the prefix that it took
+//            over; halves the rows of a request that catches up. If nothing
+//            helps, the request fails.
 //   Compute  runs the model over all slices. Meanwhile constraints compute on a
 //            side thread which tokens may follow.
 //   Deliver  has all requests take their rows in parallel: sample, commit, hand

@@ -62,7 +62,7 @@ double StepTimes::Seconds(size_t sequences) const {
   return rows_[sequences - 1].step.seconds();
 }
 
-size_t StepTimes::Extra(size_t sequences, std::span<double> extra) const {
+size_t StepTimes::FillExtra(size_t sequences, std::span<double> extra) const {
   if (Seconds(sequences) == 0) return 0;
   const size_t count = std::min(extra.size(), kMaxGuesses);
   for (size_t i = 0; i < count; ++i) {

@@ -28,7 +28,7 @@ class StepTimes {
   double Seconds(size_t sequences) const;
   // Fills `extra` as GuessCosts has it, and returns the number of known
   // entries: none before a few steps without guesses.
-  size_t Extra(size_t sequences, std::span<double> extra) const;
+  size_t FillExtra(size_t sequences, std::span<double> extra) const;
 
  private:
   struct Row {

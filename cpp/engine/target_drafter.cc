@@ -32,7 +32,7 @@ TargetDrafter::TargetDrafter(std::shared_ptr<const Model> model,
       pass_(*model_, target, pool) {}
 
 // Whether the cache holds everything before the last token.
-bool TargetDrafter::Ready(const Candidate& candidate, KvStepView& view) {
+bool TargetDrafter::TryView(const Candidate& candidate, KvStepView& view) {
   const size_t length = candidate.cache->length();
   if (candidate.hidden.empty() || candidate.hidden_length != length ||
       length < 2) {
@@ -53,7 +53,7 @@ void TargetDrafter::Offer(std::span<Candidate* const> requests,
     candidate->record.decoded_s +=
         costs.step / static_cast<double>(costs.tokens);
     KvStepView view;
-    if (!Ready(*candidate, view)) continue;
+    if (!TryView(*candidate, view)) continue;
     candidate->offer = OfferTo(*candidate, 0);
     offered_.push_back({.candidate = candidate, .view = std::move(view)});
   }
@@ -77,7 +77,7 @@ void TargetDrafter::MakeGuesses(const GuessCosts& costs) {
     members.push_back(std::move(member));
   }
   while (!members.empty()) {
-    Round(members);
+    RunRound(members);
     std::vector<Member> next;
     for (Member& member : members) {
       if (!Add(*member.candidate, member.guess, member.left)) continue;
@@ -89,7 +89,7 @@ void TargetDrafter::MakeGuesses(const GuessCosts& costs) {
 }
 
 // Makes one more guess for each member.
-void TargetDrafter::Round(std::span<Member> members) {
+void TargetDrafter::RunRound(std::span<Member> members) {
   const size_t vocab = model_->config.vocab_size;
   const Clock::time_point begin = Clock::now();
   std::vector<RowOutput> outputs;

@@ -36,8 +36,8 @@ class TargetDrafter : public ModelDrafter {
              const GuessCosts& costs) override;
   void MakeGuesses(const GuessCosts& costs) override;
 
-  static bool Ready(const Candidate& candidate, KvStepView& view);
-  void Round(std::span<Member> members);
+  static bool TryView(const Candidate& candidate, KvStepView& view);
+  void RunRound(std::span<Member> members);
 
   ThreadPool& pool_;
   DraftPass pass_;

@@ -417,9 +417,9 @@ void PrefixView::TakeIn(const KVCache& cache,
   }
 }
 
-std::vector<size_t> PrefixView::Points(std::span<const int32_t> tokens,
-                                       std::span<const size_t> boundaries,
-                                       size_t begin) const {
+std::vector<size_t> PrefixView::ChoosePoints(std::span<const int32_t> tokens,
+                                             std::span<const size_t> boundaries,
+                                             size_t begin) const {
   std::vector<size_t> points;
   for (const size_t boundary : boundaries) {
     if (boundary > begin && boundary < tokens.size()) {

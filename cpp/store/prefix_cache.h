@@ -205,9 +205,9 @@ class PrefixView {
   // Returns where to take points while positions [begin, tokens.size()) are
   // computed, ascending: at `boundaries`, and at the last candidate of the
   // prompt.
-  std::vector<size_t> Points(std::span<const int32_t> tokens,
-                             std::span<const size_t> boundaries,
-                             size_t begin) const;
+  std::vector<size_t> ChoosePoints(std::span<const int32_t> tokens,
+                                   std::span<const size_t> boundaries,
+                                   size_t begin) const;
   // Forgets what RAM has for this view, for caches of a layout.
   void Clear(const KvLayout& layout) const;
 
@@ -239,7 +239,7 @@ class PrefixView {
 struct PrefixAccess {
   std::shared_ptr<PrefixView> view = nullptr;  // null: nothing
   PrefixMode mode = PrefixMode::kOn;
-  std::vector<size_t> boundaries = {};  // see PrefixView::Points
+  std::vector<size_t> boundaries = {};  // see PrefixView::ChoosePoints
 
   bool reads() const {
     return view && (mode == PrefixMode::kRead || mode == PrefixMode::kOn);

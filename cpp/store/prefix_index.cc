@@ -128,9 +128,9 @@ PrefixIndex::PrefixIndex(size_t budget_bytes) : budget_bytes_(budget_bytes) {}
 
 PrefixIndex::~PrefixIndex() { Clear(nullptr); }
 
-PrefixIndex::Node* PrefixIndex::Descend(Node* node,
-                                        std::span<const int32_t> page,
-                                        uint64_t hash) const {
+PrefixIndex::Node* PrefixIndex::FindChild(Node* node,
+                                          std::span<const int32_t> page,
+                                          uint64_t hash) const {
   const auto [first, last] = node->children.equal_range(hash);
   for (auto at = first; at != last; ++at) {
     if (std::equal(page.begin(), page.end(), at->second->tokens.begin())) {
@@ -170,7 +170,7 @@ PrefixMatch PrefixIndex::Match(const Address& root,
     if (rest.size() >= kPageTokens) {
       const std::span page = rest.first(kPageTokens);
       const uint64_t chain = ChainHash(node->chain, page);
-      next = Descend(node, page, chain);
+      next = FindChild(node, page, chain);
       match.evicted |= next == nullptr && ghosts_.contains(chain);
     }
     match.evicted |= node->lost_point;
@@ -212,7 +212,7 @@ void PrefixIndex::Publish(const Address& root,
   Register(pool);
   Victims victims;  // destroyed after the unlock
   const MutexLock lock(mutex_);
-  Node* node = Tree(root);
+  Node* node = GetTree(root);
   // Points hang on the pages before them, so pages come first.
   for (const Checkpoint& point : points) {
     AddPages(node, tokens.first(point.position), layout, full, seconds, news);
@@ -342,14 +342,14 @@ void PrefixIndex::Add(const Address& root,
   Register(pool);
   Victims victims;  // destroyed after the unlock
   const MutexLock lock(mutex_);
-  Node* node = Tree(root);
+  Node* node = GetTree(root);
   auto next = found.pages.begin();
   const auto descend = [&](size_t end) REQUIRES(mutex_) {
     while (node->end + kPageTokens <= end) {
       const std::span page = tokens.subspan(node->end, kPageTokens);
       const uint64_t chain = ChainHash(node->chain, page);
       while (next != found.pages.end() && next->end <= node->end) ++next;
-      Node* child = KnownPage(node, page, chain);
+      Node* child = FindPage(node, page, chain);
       if (child == nullptr) {
         if (next == found.pages.end() || next->end != node->end + kPageTokens) {
           return false;  // the page before was evicted meanwhile
@@ -368,7 +368,7 @@ void PrefixIndex::Add(const Address& root,
   KeepBudget(victims);
 }
 
-PrefixIndex::Node* PrefixIndex::Tree(const Address& root) {
+PrefixIndex::Node* PrefixIndex::GetTree(const Address& root) {
   std::unique_ptr<Node>& tree = trees_[root];
   if (!tree) tree = std::make_unique<Node>();
   return tree.get();
@@ -380,10 +380,10 @@ void PrefixIndex::KeepBudget(Victims& victims) {
   }
 }
 
-PrefixIndex::Node* PrefixIndex::KnownPage(Node* node,
-                                          std::span<const int32_t> page,
-                                          uint64_t chain) {
-  Node* const known = Descend(node, page, chain);
+PrefixIndex::Node* PrefixIndex::FindPage(Node* node,
+                                         std::span<const int32_t> page,
+                                         uint64_t chain) {
+  Node* const known = FindChild(node, page, chain);
   if (known != nullptr) Touch(known);
   return known;
 }
@@ -422,7 +422,7 @@ void PrefixIndex::AddPages(Node*& node, std::span<const int32_t> tokens,
   while (tokens.size() - node->end >= kPageTokens) {
     const std::span page = tokens.subspan(node->end, kPageTokens);
     const uint64_t chain = ChainHash(node->chain, page);
-    if (Node* known = KnownPage(node, page, chain)) {
+    if (Node* known = FindPage(node, page, chain)) {
       node = known;
       continue;
     }

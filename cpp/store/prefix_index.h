@@ -176,7 +176,8 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
   using Victims = std::vector<std::unique_ptr<Entry>>;
 
   explicit PrefixIndex(size_t budget_bytes);
-  Node* Descend(Node* node, std::span<const int32_t> page, uint64_t hash) const;
+  Node* FindChild(Node* node, std::span<const int32_t> page,
+                  uint64_t hash) const;
   void Insert(Entry* entry) REQUIRES(mutex_);
   void SetWorth(Entry* entry) REQUIRES(mutex_);
   void Touch(Entry* entry) REQUIRES(mutex_);
@@ -185,8 +186,8 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
   bool Frees(const Entry& entry, const BlockOwner* owner, size_t& bytes) const
       REQUIRES(mutex_);
   void Register(const std::shared_ptr<BlockPool>& pool);
-  Node* Tree(const Address& root) REQUIRES(mutex_);
-  Node* KnownPage(Node* node, std::span<const int32_t> page, uint64_t chain)
+  Node* GetTree(const Address& root) REQUIRES(mutex_);
+  Node* FindPage(Node* node, std::span<const int32_t> page, uint64_t chain)
       REQUIRES(mutex_);
   Node* AddPage(Node* node, std::span<const int32_t> page, uint64_t chain,
                 PrefixPart part, double seconds) REQUIRES(mutex_);

@@ -115,7 +115,7 @@ void PrefixLoader::Dispatch() {
     if (!hand.busy && wanted > 0) {
       try {
         hand.worker.Post(
-            [self = shared_from_this(), &hand] { self->RunQueue(hand); });
+            [self = shared_from_this(), &hand] { self->RunFetches(hand); });
         hand.busy = true;
         --wanted;
       } catch (const std::exception&) {
@@ -181,7 +181,7 @@ std::shared_ptr<PrefixFetch> PrefixLoader::NextFetch() {
 }
 
 // Takes fetches from the queue until none is left that it may take.
-void PrefixLoader::RunQueue(Hand& hand) {
+void PrefixLoader::RunFetches(Hand& hand) {
   MutexLock lock(mutex_);
   while (!closing_ && !hand.lost) {
     std::shared_ptr<PrefixFetch> fetch = NextFetch();

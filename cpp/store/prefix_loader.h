@@ -164,7 +164,7 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
   };
 
   void Dispatch() REQUIRES(mutex_);
-  void RunQueue(Hand& hand);
+  void RunFetches(Hand& hand);
   void Finish(PrefixFetch& fetch, bool failed);
   void LeaveHung() REQUIRES(mutex_);
   std::shared_ptr<PrefixFetch> NextFetch() REQUIRES(mutex_);
