@@ -96,7 +96,7 @@ void CheckDistinct(std::span<const Gemma::Job> jobs) {
 // Ends the scheduler on another thread: a step that dropped the last reference
 // to its model would wait for itself.
 void EndElsewhere(std::unique_ptr<Scheduler> scheduler) noexcept {
-  // If no thread is to be had, the scheduler stays.
+  // Without a thread the scheduler stays.
   Scheduler* const last = scheduler.release();
   try {
     RunElsewhere([last] { delete last; });

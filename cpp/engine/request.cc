@@ -229,7 +229,7 @@ void Request::Settle(FinishReason reason) noexcept {
   if (parts_.batch) {
     --parts_.batch->undecided;
   } else {
-    stream().NothingFollows();
+    stream().MarkComplete();
     EndSettled();
     if (is<Settled>()) stream().Tell();
   }

@@ -123,7 +123,7 @@ std::optional<TokenEvent> TokenStream::NextEvent(
     // A reader that has the last event takes the request for ended.
     const auto readable = [&] {
       return !events_.empty() &&
-             (done_ || !settled_ ||
+             (done_ || !complete_ ||
               events_.front().finish_reason == FinishReason::kNone);
     };
     const auto changed = [&] { return done_ || readable(); };
@@ -140,8 +140,8 @@ std::optional<TokenEvent> TokenStream::NextEvent(
     } else {
       return std::nullopt;
     }
-    may_end = was_behind && settled_ && !Behind();
-    if (was_behind && settled_) TellGate();
+    may_end = was_behind && complete_ && !Behind();
+    if (was_behind && complete_) TellGate();
     ++handed_out_;
     delivered_ += event.token_id >= 0;
     delivered_bytes_ += event.text.size();
@@ -229,9 +229,9 @@ bool TokenStream::waits_for_reader() const {
   return Behind() && interrupt_ == Interrupt::kNone && !done_;
 }
 
-void TokenStream::NothingFollows() {
+void TokenStream::MarkComplete() {
   const std::lock_guard lock(mutex_);
-  settled_ = true;
+  complete_ = true;
   TellGate();
 }
 
@@ -318,7 +318,7 @@ size_t TokenStream::Unread() const { return events_.size(); }
 // follows, for the end. A reader that acknowledges later has read the event all
 // the same, and may wait for the end by then. Requires: mutex_ is held.
 bool TokenStream::Behind() const {
-  return settled_ ? Unread() > kMaxUnread : ahead_ >= kMaxUnread;
+  return complete_ ? Unread() > kMaxUnread : ahead_ >= kMaxUnread;
 }
 
 // Tells the run gate whether the request waits for its reader. Requires: mutex_
@@ -356,7 +356,7 @@ void TokenStream::KeepTokens(size_t count) {
 
 // Completes the result of a request that did not fail. Requires: mutex_ is
 // held.
-void TokenStream::Settle(FinishReason reason) {
+void TokenStream::Finish(FinishReason reason) {
   // A cancel that came after the last token counts: the reader has not seen
   // that token.
   if (options_.streamed && interrupt_ == Interrupt::kCancel && Unread() > 0) {
@@ -392,7 +392,7 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
   bool keep = false;
   if (!error && reason != FinishReason::kNone) {
     try {
-      Settle(reason);
+      Finish(reason);
       keep = !options_.streamed || delivered_ > 0 ||
              result_.finish_reason != FinishReason::kCancelled;
     } catch (...) {

@@ -148,7 +148,7 @@ class TokenStream {
   // Says that no token follows. The request ends when it does not wait for its
   // reader: a step whose guesses were right may bring many tokens, and the end
   // leaves no more of them unread than steps of single tokens would.
-  void NothingFollows();
+  void MarkComplete();
   // Sets what to wake when waits_for_reader() or interrupt() changes.
   void set_wake_up(std::shared_ptr<WakeUp> wake_up);
   // Notes how many tokens need no computing, those of the prefix cache
@@ -178,7 +178,7 @@ class TokenStream {
   size_t Unread() const;
   bool Behind() const;
   void TellGate() const;
-  void Settle(FinishReason reason);
+  void Finish(FinishReason reason);
   void KeepTokens(size_t count);
   void StopLate(Interrupt how);
   void PutBack();
@@ -198,7 +198,7 @@ class TokenStream {
   std::shared_ptr<WakeUp> wake_up_;
   mutable std::vector<StepWait> waits_;  // by steps, for this request
   std::deque<TokenEvent> events_;
-  bool settled_ = false;
+  bool complete_ = false;    // no token follows
   bool end_unread_ = false;  // an end without a token is to be delivered
   std::string end_text_;     // of that event
   TokenEvent last_;          // that was handed out

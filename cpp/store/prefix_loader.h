@@ -95,7 +95,7 @@ struct PrefixLoaderStats {
   uint64_t hits = 0;
   uint64_t timeouts = 0;
   uint64_t cheaper = 0;
-  uint64_t failed = 0;  // for want of memory
+  uint64_t failed = 0;  // without memory
   std::vector<PrefixTierStats> tiers;
 };
 
