@@ -18,7 +18,6 @@ from pathlib import Path
 # What may include headers of the system.
 SYSTEM = (
     "cpp/io/",
-    "cpp/base/fork_guard.",
     "cpp/base/heap_trim.",
     "cpp/base/inside_step.",
     "cpp/base/mutex.",

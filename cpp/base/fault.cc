@@ -8,13 +8,13 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
+#include "base/mutex.h"
 
 namespace gkv {
 namespace {
@@ -28,8 +28,8 @@ struct Fault {
   uint64_t passed = 0;
 };
 
-std::mutex mutex;  // guards what follows
-std::vector<Fault> faults;
+Mutex mutex(AtFork::kWaits);
+std::vector<Fault> faults GUARDED_BY(mutex);
 
 bool ParseNumber(std::string_view text, auto& number) {
   const char* const end = text.data() + text.size();
@@ -76,7 +76,7 @@ void ReadFault() {
     if (comma == text.size()) break;
     text.remove_prefix(comma + 1);
   }
-  const std::lock_guard lock(mutex);
+  const MutexLock lock(mutex);
   faults = std::move(found);
   internal::fault_is_set = !faults.empty();
 }
@@ -85,7 +85,7 @@ int internal::ReachFault(std::string_view name) noexcept {
   uint32_t delay_ms = 0;
   int error = 0;
   {
-    const std::lock_guard lock(mutex);
+    const MutexLock lock(mutex);
     for (Fault& fault : faults) {
       if (fault.name != "*" && fault.name != name) continue;
       if (++fault.passed < fault.pass) continue;

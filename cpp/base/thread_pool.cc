@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <new>
 #include <system_error>
 #include <thread>
@@ -13,6 +11,7 @@
 #include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/fp_environment.h"
+#include "base/mutex.h"
 #include "base/own_process.h"
 #include "base/processors.h"
 
@@ -70,9 +69,9 @@ struct ThreadPool::Shared {
   std::atomic<ErasedFn> call{nullptr};
   std::atomic<bool> stopping{false};
   std::atomic<size_t> parallel_loops{0};
-  std::mutex mutex;  // for parking only
-  std::condition_variable wake_workers;
-  std::condition_variable wake_caller;
+  Mutex mutex{AtFork::kLeaves};  // for parking only
+  Condition wake_workers{mutex};
+  Condition wake_caller{mutex};
   std::atomic<uint32_t> parked{0};
   std::atomic<bool> caller_parked{false};
   std::vector<std::thread> threads;
@@ -104,8 +103,8 @@ struct ThreadPool::Shared {
     }
     if (done != 0 && unfinished.fetch_sub(done) == done &&
         caller_parked.load()) {
-      std::unique_lock lock(mutex);
-      wake_caller.notify_one();
+      const MutexLock lock(mutex);
+      wake_caller.NotifyOne();
     }
   }
 
@@ -117,9 +116,9 @@ struct ThreadPool::Shared {
         return Epoch(claim.load()) != seen || stopping.load();
       };
       if (!Spin(may_spin, news)) {
-        std::unique_lock lock(mutex);
+        MutexLock lock(mutex);
         ++parked;
-        wake_workers.wait(lock, news);
+        wake_workers.Wait(lock, news);
         --parked;
       }
       if (stopping.load(std::memory_order_acquire)) return;
@@ -130,9 +129,9 @@ struct ThreadPool::Shared {
 
   void StopAndJoin() {
     {
-      std::unique_lock lock(mutex);
+      const MutexLock lock(mutex);
       stopping = true;
-      wake_workers.notify_all();
+      wake_workers.NotifyAll();
     }
     for (std::thread& worker : threads) worker.join();
   }
@@ -205,17 +204,17 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
   s.num_tasks.store(static_cast<uint32_t>(num_tasks));
   s.claim.store(static_cast<uint64_t>(epoch + 1) << 32);
   if (s.parked.load() > 0) {
-    std::unique_lock lock(s.mutex);
-    s.wake_workers.notify_all();
+    const MutexLock lock(s.mutex);
+    s.wake_workers.NotifyAll();
   }
   if (clock_ != nullptr) clock_->Work();
   s.RunTasks(epoch + 1, 0);
   if (clock_ != nullptr) clock_->Wait();
   const auto finished = [&] { return s.unfinished.load() == 0; };
   if (!Spin(s.may_spin, finished)) {
-    std::unique_lock lock(s.mutex);
+    MutexLock lock(s.mutex);
     s.caller_parked = true;
-    s.wake_caller.wait(lock, finished);
+    s.wake_caller.Wait(lock, finished);
     s.caller_parked = false;
   }
   if (clock_ != nullptr) clock_->Join();

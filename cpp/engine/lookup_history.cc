@@ -119,7 +119,7 @@ std::span<const int32_t> LookupHistory::From(Place place) const {
 }
 
 std::shared_ptr<LookupHistory> LookupHistories::Of(const Address& tenant) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found =
       std::find_if(histories_.begin(), histories_.end(),
                    [&](const auto& entry) { return entry.first == tenant; });

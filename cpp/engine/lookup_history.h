@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "base/mutex.h"
 #include "store/address.h"
 
 namespace gkv {
@@ -116,9 +116,10 @@ class LookupHistories {
   std::shared_ptr<LookupHistory> Of(const Address& tenant);
 
  private:
-  std::mutex mutex_;
+  Mutex mutex_{AtFork::kLeaves};  // a child has histories of its own
   // The most recently used comes first.
-  std::list<std::pair<Address, std::shared_ptr<LookupHistory>>> histories_;
+  std::list<std::pair<Address, std::shared_ptr<LookupHistory>>> histories_
+      GUARDED_BY(mutex_);
 };
 
 }  // namespace gkv

@@ -1,7 +1,6 @@
 #include "engine/prefix_use.h"
 
 #include <algorithm>
-#include <mutex>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -18,10 +17,10 @@ constexpr size_t kLeastShared = 64;
 
 void TellChanged(WakeUp& wake_up) {
   {
-    const std::lock_guard lock(wake_up.mutex);
+    const MutexLock lock(wake_up.mutex);
     wake_up.prefix_changed = true;
   }
-  wake_up.changed.notify_all();
+  wake_up.changed.NotifyAll();
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <mutex>
 #include <utility>
 
 #include "base/error.h"
@@ -42,7 +41,7 @@ void RunQueue::Submit(std::list<Request>&& requests) {
     if (!stream.streamed()) stream.PrepareToWait();
   }
   {
-    const std::lock_guard lock(wake_up_->mutex);
+    const MutexLock lock(wake_up_->mutex);
     const size_t limit =
         options_.max_running +
         std::min(options_.max_queued,
@@ -56,33 +55,33 @@ void RunQueue::Submit(std::list<Request>&& requests) {
     unfinished_ += requests.size();
     incoming_.splice(incoming_.end(), requests);
   }
-  wake_up_->changed.notify_all();
+  wake_up_->changed.NotifyAll();
 }
 
 void RunQueue::Stop() {
   {
-    const std::lock_guard lock(wake_up_->mutex);
+    const MutexLock lock(wake_up_->mutex);
     stopping_ = true;
   }
-  wake_up_->changed.notify_all();
+  wake_up_->changed.NotifyAll();
 }
 
 bool RunQueue::WaitForWork() {
   Requests arrivals;
   bool stopping;
   {
-    std::unique_lock lock(wake_up_->mutex);
-    const auto ready = [&] { return HasWork(); };
-    if (!ready()) {
+    MutexLock lock(wake_up_->mutex);
+    if (!HasWork()) {
+      const auto ready = [&]() REQUIRES(wake_up_->mutex) { return HasWork(); };
       // When the loop is to go on though nobody wakes it.
       std::optional<Clock::time_point> until = next_deadline_;
       if (next_fetch_) {
         until = std::min(until.value_or(*next_fetch_), *next_fetch_);
       }
       if (until) {
-        wake_up_->changed.wait_until(lock, *until, ready);
+        wake_up_->changed.WaitUntil(lock, *until, ready);
       } else {
-        wake_up_->changed.wait(lock, ready);
+        wake_up_->changed.Wait(lock, ready);
       }
     }
     arrivals.splice(arrivals.end(), incoming_);
@@ -102,10 +101,9 @@ bool RunQueue::WaitForWork() {
   return any;
 }
 
-// Whether there is something to do. Requires: the wake-up's mutex is held. If
-// one request competes, one can compute: the oldest preempted request of a pool
-// restarts if no older one of the pool competes. If none competes, there are
-// places for waiting requests.
+// Whether there is something to do. If one request competes, one can compute:
+// the oldest preempted request of a pool restarts if no older one of the pool
+// competes. If none competes, there are places for waiting requests.
 bool RunQueue::HasWork() const {
   if (stopping_ || !incoming_.empty() || wake_up_->interrupted ||
       wake_up_->prefix_changed || !waiting_.empty()) {
@@ -187,7 +185,7 @@ bool RunQueue::Retire() {
   const size_t ended = ended_.size();
   ended_.clear();
   ended_since_preempting_ = true;
-  const std::lock_guard lock(wake_up_->mutex);
+  const MutexLock lock(wake_up_->mutex);
   unfinished_ -= ended;
   return true;
 }
@@ -284,7 +282,7 @@ bool RunQueue::TryDelay(Request& request) {
 void RunQueue::ReleaseDelayed() {
   bool due = next_fetch_ && Clock::now() >= *next_fetch_;
   {
-    const std::lock_guard lock(wake_up_->mutex);
+    const MutexLock lock(wake_up_->mutex);
     due |= std::exchange(wake_up_->prefix_changed, false);
   }
   if (!due) return;

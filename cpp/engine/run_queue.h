@@ -55,9 +55,8 @@ namespace gkv {
 // restarts when another one has ended or no older request of its pool competes.
 // The oldest always advances.
 //
-// The mutex of the WakeUp guards incoming_, unfinished_ and stopping_.
-// Everything else belongs to the scheduler's thread. Ending a request allocates
-// nothing.
+// Everything that the WakeUp's mutex does not guard belongs to the scheduler's
+// thread. Ending a request allocates nothing.
 class RunQueue {
  public:
   explicit RunQueue(const SchedulerOptions& options) : options_(options) {}
@@ -120,7 +119,7 @@ class RunQueue {
   using Clock = Request::Clock;
   using Requests = std::list<Request>;
 
-  bool HasWork() const;
+  bool HasWork() const REQUIRES(wake_up_->mutex);
   void TakeOver(Requests& arrivals);
   void InterruptAll(Requests& requests);
   void ReleaseDelayed();
@@ -137,11 +136,11 @@ class RunQueue {
   // written by the scheduler's thread alone
   mutable std::atomic<size_t> looks_{0};
 
-  // Guards the members up to stopping_.
   const std::shared_ptr<WakeUp> wake_up_ = std::make_shared<WakeUp>();
-  Requests incoming_;
-  size_t unfinished_ = 0;  // requests in all lists
-  bool stopping_ = false;
+  Requests incoming_ GUARDED_BY(wake_up_->mutex);
+  // Requests in all lists.
+  size_t unfinished_ GUARDED_BY(wake_up_->mutex) = 0;
+  bool stopping_ GUARDED_BY(wake_up_->mutex) = false;
 
   // These belong to the scheduler's thread.
   Requests waiting_;

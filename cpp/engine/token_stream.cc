@@ -43,7 +43,7 @@ TokenStream::TokenStream(std::shared_ptr<KVCache> cache, RunLock&& lock,
 bool TokenStream::Stop(Interrupt how, size_t read) {
   if (process_.InChild()) return false;  // the parent's
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (read < handed_out_) PutBack();
     if (done_) {
       StopLate(how);
@@ -65,11 +65,11 @@ void TokenStream::Abort() {
 
 void TokenStream::Confirm() {
   if (process_.InChild()) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (done_) transaction_.Confirm();
 }
 
-// Undoes what a late Stop still can. Requires: mutex_ is held; done_.
+// Undoes what a late Stop still can. Requires: done_.
 void TokenStream::StopLate(Interrupt how) {
   if (error_) return;
   if (how == Interrupt::kAbort) {
@@ -83,7 +83,7 @@ void TokenStream::StopLate(Interrupt how) {
   }
 }
 
-// Takes the last event back. Requires: mutex_ is held; an event was handed out.
+// Takes the last event back. Requires: an event was handed out.
 void TokenStream::PutBack() {
   --handed_out_;
   delivered_bytes_ -= last_.text.size();
@@ -97,7 +97,6 @@ void TokenStream::PutBack() {
 }
 
 // Returns the length of the transcript that a cancelled request keeps.
-// Requires: mutex_ is held.
 size_t TokenStream::KeptEnd() const {
   return delivered_ == 0 ? transaction_.start_length()
                          : transaction_.prompt_end() + delivered_;
@@ -119,16 +118,18 @@ std::optional<TokenEvent> TokenStream::NextEvent(
   TokenEvent event;
   bool may_end = false;
   {
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     // A reader that has the last event takes the request for ended.
-    const auto readable = [&] {
+    const auto readable = [&]() REQUIRES(mutex_) {
       return !events_.empty() &&
              (done_ || !complete_ ||
               events_.front().finish_reason == FinishReason::kNone);
     };
-    const auto changed = [&] { return done_ || readable(); };
+    const auto changed = [&]() REQUIRES(mutex_) {
+      return done_ || readable();
+    };
     // Even a wait of no time is a system call.
-    if (timeout.count() > 0) changed_.wait_for(lock, timeout, changed);
+    if (timeout.count() > 0) changed_.WaitFor(lock, timeout, changed);
     const bool was_behind = Behind();
     if (readable()) {
       event = std::move(events_.front());
@@ -156,26 +157,27 @@ std::optional<TokenEvent> TokenStream::NextEvent(
 }
 
 bool TokenStream::Drained() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return done_ && events_.empty() && !end_unread_;
 }
 
 bool TokenStream::WaitDone(std::chrono::milliseconds timeout) const {
   CheckProcess();
   if (timeout.count() > 0) PrepareToWait();
-  std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, timeout, [&] { return done_; });
+  MutexLock lock(mutex_);
+  return changed_.WaitFor(lock, timeout,
+                          [&]() REQUIRES(mutex_) { return done_; });
 }
 
 bool TokenStream::done() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return done_;
 }
 
 void TokenStream::PrepareToWait() const {
   const void* const step = InsideStep::Runner();
   if (step == nullptr) return;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (done_ || !wake_up_) return;
   const auto says_so = [&](const StepWait& wait) {
     return wait.step() == step;
@@ -185,7 +187,7 @@ void TokenStream::PrepareToWait() const {
 }
 
 const GenerateResult& TokenStream::Result() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (error_ && kept_delivered_) {
     RethrowWith(error_, StrCat("; the conversation keeps the ", delivered_,
                                " tokens that were delivered"));
@@ -196,48 +198,48 @@ const GenerateResult& TokenStream::Result() const {
 
 std::exception_ptr TokenStream::failure() const {
   if (process_.InChild()) return nullptr;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return error_;
 }
 
 std::exception_ptr TokenStream::TakeFailure() {
   if (process_.InChild()) return nullptr;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!error_) return nullptr;
   return std::exchange(error_, std::make_exception_ptr(
                                    Error("the request failed")));
 }
 
 void TokenStream::set_on_change(std::function<void()> on_change) {
-  const std::lock_guard lock(on_change_mutex_);
+  const MutexLock lock(on_change_mutex_);
   on_change_ = std::move(on_change);
 }
 
 void TokenStream::set_wake_up(std::shared_ptr<WakeUp> wake_up) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   wake_up_ = std::move(wake_up);
 }
 
 void TokenStream::set_cached_tokens(size_t count, const PrefixHit& prefix) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   result_.cached_tokens = count;
   result_.prefix = prefix;
 }
 
 bool TokenStream::waits_for_reader() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return Behind() && interrupt_ == Interrupt::kNone && !done_;
 }
 
 void TokenStream::MarkComplete() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   complete_ = true;
   TellGate();
 }
 
 bool TokenStream::Acknowledge() {
   if (process_.InChild()) return false;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const bool was_behind = Behind();
   const size_t was_ahead = std::exchange(ahead_, events_.size());
   if (!was_behind || ahead_ == was_ahead || done_) return false;
@@ -250,50 +252,50 @@ void TokenStream::Notify() { Wake(false); }
 void TokenStream::Wake(bool interrupted) {
   std::shared_ptr<WakeUp> wake_up;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (done_) return;
     wake_up = wake_up_;
   }
   if (wake_up == nullptr) return;
   {
     // Taking the lock orders this after a check that is under way.
-    const std::lock_guard lock(wake_up->mutex);
+    const MutexLock lock(wake_up->mutex);
     if (interrupted) wake_up->interrupted = true;
   }
-  wake_up->changed.notify_all();
+  wake_up->changed.NotifyAll();
 }
 
 void TokenStream::Tell() noexcept {
-  const std::lock_guard calling(on_change_mutex_);
+  const MutexLock calling(on_change_mutex_);
   if (on_change_) on_change_();
 }
 
 size_t TokenStream::progress() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const size_t sampled = result_.token_ids.size();
   return sampled == 0 ? computed_ : result_.prompt_tokens + sampled;
 }
 
 void TokenStream::MarkComputed(size_t position) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const size_t begin = transaction_.start_length();
   const size_t end = std::min(position, transaction_.prompt_end());
   computed_ = std::max(computed_, std::max(begin, end) - begin);
 }
 
 void TokenStream::MarkDecoding() {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!first_logits_) first_logits_ = Clock::now();
 }
 
 void TokenStream::CountGuesses(size_t drafted, size_t accepted) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   result_.drafted += drafted;
   result_.accepted += accepted;
 }
 
 void TokenStream::Push(TokenEvent event) {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   result_.token_ids.push_back(event.token_id);
   if (options_.logprobs) result_.logprobs.push_back(event.logprob);
   result_.top_logprobs.insert(result_.top_logprobs.end(),
@@ -307,22 +309,21 @@ void TokenStream::Push(TokenEvent event) {
   events_.push_back(std::move(event));
   ++ahead_;
   TellGate();
-  lock.unlock();
-  changed_.notify_all();
+  lock.Unlock();
+  changed_.NotifyAll();
 }
 
-// The number of unread tokens. Requires: mutex_ is held.
+// The number of unread tokens.
 size_t TokenStream::Unread() const { return events_.size(); }
 
 // Whether the reader has too many events unread for another token, or, if none
 // follows, for the end. A reader that acknowledges later has read the event all
-// the same, and may wait for the end by then. Requires: mutex_ is held.
+// the same, and may wait for the end by then.
 bool TokenStream::Behind() const {
   return complete_ ? Unread() > kMaxUnread : ahead_ >= kMaxUnread;
 }
 
-// Tells the run gate whether the request waits for its reader. Requires: mutex_
-// is held.
+// Tells the run gate whether the request waits for its reader.
 void TokenStream::TellGate() const {
   transaction_.lock().set_waits_for_reader(Behind() &&
                                            interrupt_ == Interrupt::kNone);
@@ -330,8 +331,7 @@ void TokenStream::TellGate() const {
 
 // Cuts the result and the events to the first `count` tokens, none of which
 // ended the text: text that was held back for a possible stop string belongs to
-// them. Requires: mutex_ is held; all of these tokens were delivered, or no
-// token is cut off.
+// them. Requires: all of these tokens were delivered, or no token is cut off.
 void TokenStream::KeepTokens(size_t count) {
   std::string text;
   if (options_.token_text) {
@@ -354,8 +354,7 @@ void TokenStream::KeepTokens(size_t count) {
   end_unread_ = options_.streamed;
 }
 
-// Completes the result of a request that did not fail. Requires: mutex_ is
-// held.
+// Completes the result of a request that did not fail.
 void TokenStream::Finish(FinishReason reason) {
   // A cancel that came after the last token counts: the reader has not seen
   // that token.
@@ -379,7 +378,7 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
                       bool decided) noexcept {
   // Destroying an error may take locks, so not while mutex_ is held.
   const std::exception_ptr given = error;
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (done_) return;
   const Clock::time_point now = Clock::now();
   if (!first_logits_) first_logits_ = now;
@@ -417,8 +416,8 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
   error_ = std::move(error);
   done_ = true;
   waits_.clear();
-  lock.unlock();
-  changed_.notify_all();
+  lock.Unlock();
+  changed_.NotifyAll();
   Tell();
 }
 

@@ -3,20 +3,18 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/own_process.h"
 #include "engine/cache_transaction.h"
 #include "engine/step_wait.h"
@@ -29,11 +27,12 @@ namespace gkv {
 // streams, which may outlive the scheduler; its address identifies the
 // scheduler, see InsideStep.
 struct WakeUp {
-  std::mutex mutex;  // guards what follows, and what is the scheduler's
-  std::condition_variable changed;
-  bool interrupted = false;  // a stream's interrupt() is to be looked at
-  bool prefix_changed = false;  // requests may not wait for a prefix any more
-  const ForkGuard guard{mutex, &changed};
+  Mutex mutex{AtFork::kWaits};
+  Condition changed{mutex};
+  // A stream's interrupt() is to be looked at.
+  bool interrupted GUARDED_BY(mutex) = false;
+  // Requests may not wait for a prefix any more.
+  bool prefix_changed GUARDED_BY(mutex) = false;
 };
 
 // The tokens of one request, its end and its result, and what it leaves in the
@@ -53,10 +52,8 @@ struct WakeUp {
 // request is cancelled or fails, the transcript keeps what was delivered and no
 // more. If nothing was delivered, the cache is as it was.
 //
-// The stream is thread-safe. mutex_ guards the members that are declared after
-// it, except the transaction, which the scheduler changes until done_ is set.
-// on_change_mutex_ guards on_change_. The WakeUp's mutex is never taken while
-// mutex_ is held.
+// The stream is thread-safe. The WakeUp's mutex is never taken while mutex_ is
+// held. The transaction is the scheduler's to change until done_ is set.
 class TokenStream {
  public:
   // How a request may end early.
@@ -175,46 +172,46 @@ class TokenStream {
  private:
   using Clock = std::chrono::steady_clock;
 
-  size_t Unread() const;
-  bool Behind() const;
-  void TellGate() const;
-  void Finish(FinishReason reason);
-  void KeepTokens(size_t count);
-  void StopLate(Interrupt how);
-  void PutBack();
+  size_t Unread() const REQUIRES(mutex_);
+  bool Behind() const REQUIRES(mutex_);
+  void TellGate() const REQUIRES(mutex_);
+  void Finish(FinishReason reason) REQUIRES(mutex_);
+  void KeepTokens(size_t count) REQUIRES(mutex_);
+  void StopLate(Interrupt how) REQUIRES(mutex_);
+  void PutBack() REQUIRES(mutex_);
   void Wake(bool interrupted);
-  size_t KeptEnd() const;
+  size_t KeptEnd() const REQUIRES(mutex_);
   void CheckProcess() const;
 
   const Options options_;
   const OwnProcess process_;  // that the scheduler runs in
   std::atomic<Interrupt> interrupt_{Interrupt::kNone};
 
-  std::mutex on_change_mutex_;  // held during a call
-  std::function<void()> on_change_;
+  ForkScope scope_;
+  Mutex on_change_mutex_{scope_};  // held during a call
+  std::function<void()> on_change_ GUARDED_BY(on_change_mutex_);
 
-  mutable std::mutex mutex_;  // guards what follows, but for the transaction
-  mutable std::condition_variable changed_;
-  std::shared_ptr<WakeUp> wake_up_;
-  mutable std::vector<StepWait> waits_;  // by steps, for this request
-  std::deque<TokenEvent> events_;
-  bool complete_ = false;    // no token follows
-  bool end_unread_ = false;  // an end without a token is to be delivered
-  std::string end_text_;     // of that event
-  TokenEvent last_;          // that was handed out
-  size_t handed_out_ = 0;    // events
-  size_t ahead_ = 0;         // events that were not acknowledged
-  size_t delivered_ = 0;     // tokens
-  size_t delivered_bytes_ = 0;
-  size_t computed_ = 0;  // tokens of the prompt
-  GenerateResult result_;
-  std::exception_ptr error_;
-  bool kept_delivered_ = false;  // by a request that failed
-  bool done_ = false;
-  Clock::time_point submitted_ = Clock::now();
-  std::optional<Clock::time_point> first_logits_;
-  const ForkGuard on_change_guard_{on_change_mutex_};
-  const ForkGuard guard_{mutex_, &changed_};
+  mutable Mutex mutex_{scope_};
+  mutable Condition changed_{mutex_};
+  std::shared_ptr<WakeUp> wake_up_ GUARDED_BY(mutex_);
+  mutable std::vector<StepWait> waits_ GUARDED_BY(mutex_);  // for this
+  std::deque<TokenEvent> events_ GUARDED_BY(mutex_);
+  bool complete_ GUARDED_BY(mutex_) = false;  // no token follows
+  // An end without a token is to be delivered.
+  bool end_unread_ GUARDED_BY(mutex_) = false;
+  std::string end_text_ GUARDED_BY(mutex_);   // of that event
+  TokenEvent last_ GUARDED_BY(mutex_);        // that was handed out
+  size_t handed_out_ GUARDED_BY(mutex_) = 0;  // events
+  size_t ahead_ GUARDED_BY(mutex_) = 0;  // events that were not acknowledged
+  size_t delivered_ GUARDED_BY(mutex_) = 0;  // tokens
+  size_t delivered_bytes_ GUARDED_BY(mutex_) = 0;
+  size_t computed_ GUARDED_BY(mutex_) = 0;  // tokens of the prompt
+  GenerateResult result_ GUARDED_BY(mutex_);
+  std::exception_ptr error_ GUARDED_BY(mutex_);
+  bool kept_delivered_ GUARDED_BY(mutex_) = false;  // by a request that failed
+  bool done_ GUARDED_BY(mutex_) = false;
+  const Clock::time_point submitted_ = Clock::now();
+  std::optional<Clock::time_point> first_logits_ GUARDED_BY(mutex_);
 
   CacheTransaction transaction_;  // the scheduler's, until the end
 };

@@ -7,7 +7,6 @@
 #include <exception>
 #include <filesystem>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -15,7 +14,7 @@
 #include "base/aligned_buffer.h"
 #include "base/error.h"
 #include "base/fault.h"
-#include "base/fork_guard.h"
+#include "base/mutex.h"
 #include "base/own_process.h"
 #include "base/process.h"
 #include "base/time.h"
@@ -142,7 +141,7 @@ class FolderStoreOnFiles final : public FolderStore {
   // Whether `size` bytes leave free what is reserved for others. If they do
   // not, older objects are removed first.
   bool MakeRoom(const Folder& folder, uint64_t size) noexcept;
-  bool IsPaused() const;  // requires the mutex
+  bool IsPaused() const REQUIRES(mutex_);
 
   const std::string path_;
   const std::string tier_;
@@ -151,27 +150,28 @@ class FolderStoreOnFiles final : public FolderStore {
   const MappedObject::Count mappings_ =
       std::make_shared<std::atomic<size_t>>(0);
 
-  std::mutex sweeping_;  // held by a sweep of this process
+  Mutex sweeping_{AtFork::kLeaves};  // held by a sweep of this process
   const OwnProcess process_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::shared_ptr<const Folder> folder_;
-  Clock::time_point looked_ = Clock::now();
-  std::map<ObjectName, CheckedFile> checked_;
-  std::vector<std::weak_ptr<const MappedObject>> live_;  // and dead ones
-  mutable bool counted_ = false;  // entries and bytes are those of the folder
-  mutable StoreStats stats_;
-  uint64_t written_since_sweep_ = 0;
-  bool swept_once_ = false;
-  Clock::duration pause_{};
-  Clock::time_point paused_until_{};
-  const ForkGuard guard_{mutex_};
+  mutable Mutex mutex_{AtFork::kWaits};
+  std::shared_ptr<const Folder> folder_ GUARDED_BY(mutex_);
+  Clock::time_point looked_ GUARDED_BY(mutex_) = Clock::now();
+  std::map<ObjectName, CheckedFile> checked_ GUARDED_BY(mutex_);
+  // And dead ones.
+  std::vector<std::weak_ptr<const MappedObject>> live_ GUARDED_BY(mutex_);
+  // Entries and bytes are those of the folder.
+  mutable bool counted_ GUARDED_BY(mutex_) = false;
+  mutable StoreStats stats_ GUARDED_BY(mutex_);
+  uint64_t written_since_sweep_ GUARDED_BY(mutex_) = 0;
+  bool swept_once_ GUARDED_BY(mutex_) = false;
+  Clock::duration pause_ GUARDED_BY(mutex_){};
+  Clock::time_point paused_until_ GUARDED_BY(mutex_){};
 };
 
 std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
                                                           bool look) {
   std::shared_ptr<const Folder> known;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto now = Clock::now();
     if (!look && now - looked_ < kLookAgain) return folder_;
     looked_ = now;
@@ -193,7 +193,7 @@ std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
   if (tier_ == "shared" && !found->directory().OnWhat().is_in_memory) {
     return writing ? nullptr : known;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // Another thread may have found it first.
   if (folder_ != known) return folder_;
   // Another folder has another key: nothing is known of its files.
@@ -228,7 +228,7 @@ std::vector<Loaded> FolderStoreOnFiles::Load(std::span<const ObjectKey> keys) {
     }
     hits += loaded[i].state == LoadState::kHit;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   stats_.hits += hits;
   stats_.misses += keys.size() - hits;
   return loaded;
@@ -287,7 +287,7 @@ std::optional<StoredBytes> FolderStoreOnFiles::Map(const Folder& folder,
   };
   bool checked = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     const auto known = checked_.find(name.name);
     if (known != checked_.end() && known->second.info.HasSameContent(info)) {
       if (known->second.address != key.address) return std::nullopt;
@@ -305,7 +305,7 @@ std::optional<StoredBytes> FolderStoreOnFiles::Map(const Folder& folder,
   Address address = key.address;
   if (!checked) verdict = Check(folder, key, mapping->bytes(), address);
   if (verdict == Verdict::kDamaged) return std::nullopt;
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   CheckedFile& known = checked_[name.name];
   if (known.info.HasSameContent(info)) {
     // Another thread was quicker.
@@ -346,7 +346,7 @@ std::optional<StoredBytes> FolderStoreOnFiles::Read(const Folder& folder,
 void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
   const uint64_t size = object.bytes.size();
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (IsPaused() || CountedBytes(size) > budget_bytes_ - budget_bytes_ / 10) {
       ++stats_.failed_writes;
       return;
@@ -365,7 +365,7 @@ void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
   }
   bool sweep = false;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (error == 0 || error == EEXIST) {
       pause_ = {};
     } else {
@@ -412,7 +412,7 @@ bool FolderStoreOnFiles::Unlink(const Folder& folder,
     const std::string path = name.Path();
     const auto info = folder.directory().InfoOf(path);
     if (folder.directory().Remove(path) != 0) return false;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     if (stats_.entries > 0) --stats_.entries;
     if (info && info->kind == FileInfo::Kind::kRegular) {
       stats_.bytes -= std::min(stats_.bytes, info->size);
@@ -427,7 +427,7 @@ bool FolderStoreOnFiles::Unlink(const Folder& folder,
 void FolderStoreOnFiles::Reject(const Folder& folder,
                                 const FileName& name) noexcept {
   Unlink(folder, name);
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   ++stats_.damaged;
 }
 
@@ -444,7 +444,7 @@ uint64_t FolderStoreOnFiles::RemoveBranch(
     const ObjectBranch& branch) noexcept {
   try {
     const uint64_t removed = RemoveBranchOf(*Current(false), branch);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     counted_ = false;
     checked_.clear();
     return removed;
@@ -457,7 +457,7 @@ void FolderStoreOnFiles::Damaged(const ObjectKey& key) noexcept {
   try {
     const auto folder = Current(false);
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       checked_.erase(folder->NameFor(key).name);
     }
     // Checks the object again, and removes it if it is not sound.
@@ -470,7 +470,7 @@ void FolderStoreOnFiles::Damaged(const ObjectKey& key) noexcept {
 Cleared FolderStoreOnFiles::Clear(const Address* salt) noexcept {
   try {
     const bool all = ClearFolder(*Current(false), salt);
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     counted_ = false;
     checked_.clear();
     return all ? Cleared::kAll : Cleared::kFailed;
@@ -480,10 +480,10 @@ Cleared FolderStoreOnFiles::Clear(const Address* salt) noexcept {
 }
 
 StoreStats FolderStoreOnFiles::stats() const {
-  std::unique_lock lock(mutex_);
+  MutexLock lock(mutex_);
   if (!counted_) {
     const auto folder = folder_;
-    lock.unlock();
+    lock.Unlock();
     FolderContent content;
     bool read = false;
     try {
@@ -492,7 +492,7 @@ StoreStats FolderStoreOnFiles::stats() const {
     } catch (const std::exception&) {
       // Out of memory: the counts are those that are known.
     }
-    lock.lock();
+    lock.Lock();
     if (read && folder == folder_) {
       stats_.entries = content.entries.size();
       stats_.bytes = content.bytes;
@@ -509,7 +509,7 @@ StoreStats FolderStoreOnFiles::stats() const {
 uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
   std::vector<std::shared_ptr<const MappedObject>> live;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     for (const auto& one : live_) {
       if (auto mapping = one.lock()) live.push_back(std::move(mapping));
     }
@@ -529,17 +529,17 @@ uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
 SweepResult FolderStoreOnFiles::Sweep() {
   // In a child of fork() a thread of the parent may hold it; between processes
   // the folder has a lock of its own.
-  std::unique_lock one_at_a_time(sweeping_, std::defer_lock);
-  if (!process_.InChild()) one_at_a_time.lock();
+  std::optional<MutexLock> one_at_a_time;
+  if (!process_.InChild()) one_at_a_time.emplace(sweeping_);
   const auto folder = Current(false);
   uint64_t written = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     written = written_since_sweep_;
   }
   const SweepResult result =
       SweepFolder(*folder, budget_bytes_, PinnedBytes(*folder));
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   // If another process has the lock, it sweeps in place of this one.
   written_since_sweep_ -= std::min(written, written_since_sweep_);
   swept_once_ = true;

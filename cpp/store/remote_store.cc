@@ -5,7 +5,6 @@
 #include <cassert>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <stdexcept>
 #include <string_view>
 #include <utility>

@@ -69,11 +69,16 @@ class TreeTest(unittest.TestCase):
         self.write("cpp/engine/y.cc", "#include <pybind11/pybind11.h>\n")
         self.assertEqual(len(self.violations()), 1)
 
-    def test_only_base_has_mutexes_of_the_standard_library(self):
-        self.write("cpp/base/y.cc", "std::mutex mutex;\n")
-        self.assertEqual(self.violations(), [])
-        self.write("cpp/cache/y.h", "  mutable std::shared_mutex mutex_;\n")
-        self.assertEqual(len(self.violations()), 1)
+    def test_one_file_has_mutexes_of_the_standard_library(self):
+        for name in ("mutex", "shared_mutex", "condition_variable"):
+            line = f"  mutable std::{name} member_;\n"
+            self.write("cpp/base/mutex.h", line)
+            self.assertEqual(self.violations(), [])
+            for path in ("cpp/base/y.cc", "cpp/cache/mutex.h"):
+                with self.subTest(name=name, path=path):
+                    self.write(path, line)
+                    self.assertEqual(len(self.violations()), 1)
+                    (self.root / path).unlink()
 
     def test_include_paths_start_at_cpp(self):
         self.write("cpp/base/y.cc", '#include "x.h"\n')

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <mutex>
 #include <random>
 #include <string>
 #include <utility>
@@ -219,8 +218,8 @@ TEST_F(PrefixUseTest, AFetchWaitsForItsTier) {
   EXPECT_GT(second.use->fetch_deadline(), PrefixUse::Clock::now());
   disk->Release();
   {
-    std::unique_lock lock(wake_up_->mutex);
-    wake_up_->changed.wait(lock, [&] { return !second.use->fetches(); });
+    MutexLock lock(wake_up_->mutex);
+    wake_up_->changed.Wait(lock, [&] { return !second.use->fetches(); });
   }
   EXPECT_FALSE(second.use->Fetch(wake_up_)) << "they are asked once";
   EXPECT_TRUE(second.Resume());
