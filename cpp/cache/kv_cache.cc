@@ -290,7 +290,7 @@ bool KVCache::AddCheckpoint(const RunLock& run_lock, Checkpoint checkpoint) {
 // second look finds the state locked.
 size_t KVCache::ReleaseCheckpoints(size_t bytes) {
   size_t freed = 0;
-  std::vector<Checkpoint> given_up;  // goes away after the lock
+  std::vector<Checkpoint> given_up;  // destroyed after the unlock
   if (gate_.held()) return 0;
   if (!state_mutex_.TryLock()) return 0;
   const MutexLock lock(state_mutex_, std::adopt_lock);

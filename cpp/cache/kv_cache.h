@@ -96,7 +96,7 @@ class KVCache {
 
   const KvLayout& layout() const { return *layout_; }
   std::shared_ptr<const KvLayout> layout_ptr() const { return layout_; }
-  // Name of the model that the cache was made for; empty for custom models.
+  // The name of the model that the cache was made for; empty for custom models.
   const std::string& model_type() const { return model_type_; }
   size_t capacity_tokens() const { return capacity_tokens_; }
   const BlockPool& pool() const { return *pool_; }
@@ -109,7 +109,7 @@ class KVCache {
   void set_for_one_request(bool value) { for_one_request_ = value; }
 
   size_t length() const;
-  // Positions that have been through the model.
+  // The number of positions that have been through the model.
   size_t computed() const;
   std::vector<int32_t> tokens() const;
   // The bytes of blocks that only this conversation, its checkpoints and prefix
@@ -120,7 +120,7 @@ class KVCache {
   // blocks only.
   size_t mapped_nbytes() const;
 
-  // Identity of the weights whose keys and values these are; all zero until
+  // The identity of the weights whose keys and values these are; all zero until
   // the first step. Bind throws Mismatch if another identity is bound already.
   Hash128 fingerprint() const;
   void Bind(const Hash128& fingerprint);

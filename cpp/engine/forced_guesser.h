@@ -16,8 +16,8 @@ namespace gkv {
 // other guessers work. The step does not wait for late answers.
 class ForcedGuesser : public Guesser {
  public:
-  // `side_work` is not owned. Whoever runs steps waits for it before a request
-  // that was asked for ends.
+  // `side_work` is not owned. The StepRunner waits for it before a request that
+  // was asked for is destroyed.
   explicit ForcedGuesser(SideWork& side_work);
 
   void Ask(std::span<Candidate* const> round,

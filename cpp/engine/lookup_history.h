@@ -31,7 +31,8 @@ class LookupShares {
   static constexpr size_t kLengths = 6;  // classes of them
   static size_t ClassOf(size_t length);
 
-  // Low where matches are short: to learn better costs nothing, guesses do.
+  // Low for short matches: to learn that they are better costs nothing, but
+  // wrong guesses cost time.
   std::array<std::array<double, kLengths>, 2> right_ = {
       {{0.06, 0.12, 0.3, 0.55, 0.8, 0.9}, {0.05, 0.1, 0.2, 0.45, 0.7, 0.85}}};
 };

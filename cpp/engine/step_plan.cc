@@ -31,7 +31,7 @@ SchedulerOptions Limited(SchedulerOptions options) {
   return options;
 }
 
-// Rows that decoding leaves to prompts.
+// Returns the rows that decoding leaves to prompts.
 size_t Quarter(size_t rows) { return std::max<size_t>(1, rows / 4); }
 
 // Rows that are left in a step.

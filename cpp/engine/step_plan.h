@@ -48,7 +48,7 @@ size_t MaxGuesses(const SchedulerOptions& options);
 // Decoding requests come first, each with all its rows, in the order of their
 // waiting times. While prompts wait too, a quarter of the rows is theirs, and a
 // quarter of the rows of logits as far as they can use them. Half of what
-// prompts get goes to those that have waited longest. The rest is shared
+// prompts get goes to the prompts that have waited longest. The rest is shared
 // evenly, and what a short prompt leaves of its share goes to the others, so
 // that a short prompt never waits for the whole of a long one.
 //

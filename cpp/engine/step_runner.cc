@@ -37,7 +37,7 @@ StepRunner::StepRunner(const Model& model, ThreadPool& pool, StepClock* clock,
       forward_(model, pool) {}
 
 std::optional<StepPhase> StepRunner::Run(Round round) {
-  // Side work for a constraint ends before any request does.
+  // Side work ends before a request is destroyed.
   struct AtEnd {
     StepRunner& runner;
     ~AtEnd() {

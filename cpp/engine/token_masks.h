@@ -12,9 +12,9 @@
 namespace gkv {
 
 // Says which tokens may follow each output row of a slice. Compute asks the
-// constraint, on any thread, while the rows themselves are computed; whoever
-// takes a row then asks Of and Ends. A slice without a constraint has no masks:
-// anything may follow.
+// constraint, on any thread, while the rows themselves are computed; the thread
+// that takes a row then calls Of and Ends. A slice without a constraint has no
+// masks: any token may follow.
 class TokenMasks {
  public:
   TokenMasks() = default;

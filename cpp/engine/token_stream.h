@@ -116,7 +116,7 @@ class TokenStream {
   // Returns the number of tokens of the prompt that were computed or held, and
   // of all that were sampled.
   size_t progress() const;
-  // Positions of the prompt.
+  // The first position of the prompt, and the position after its last.
   size_t prompt_begin() const { return transaction_.start_length(); }
   size_t prompt_end() const { return transaction_.prompt_end(); }
   // Requires: ended. Rethrows the failure of a failed request.
@@ -136,7 +136,7 @@ class TokenStream {
   // ---- The scheduler's side ----
 
   bool streamed() const { return options_.streamed; }
-  // Requires: not ended, for the cache.
+  // The cache of the transaction requires: not ended.
   CacheTransaction& transaction() { return transaction_; }
   Interrupt interrupt() const { return interrupt_.load(); }
   // Whether the reader has too many unread events: the request gets no step
@@ -163,9 +163,9 @@ class TokenStream {
   // reader of many streams finds all of them changed.
   void Tell() noexcept;
   // Ends the request, once: with a reason, or with the failure `error`, or,
-  // with neither, as if it had never been made. An interrupt that nobody has
-  // looked at counts, unless the end is `decided`. Never fails: where memory
-  // does not suffice to keep what was delivered, everything is undone.
+  // with neither, as if it had never been made. A Stop that the scheduler has
+  // not seen yet counts, unless the end is `decided`. Never fails: if there is
+  // no memory to keep what was delivered, everything is undone.
   void End(FinishReason reason, std::exception_ptr error,
            bool decided = false) noexcept;
 

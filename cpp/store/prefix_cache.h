@@ -45,8 +45,9 @@ struct PrefixTierOptions {
   bool weighs = true;  // what is quicker to compute is not loaded
 };
 
-// The prefix cache: the keys and values of known prefixes, which models,
-// conversations and tenants share.
+// The prefix cache: the keys and values of known prefixes. One object serves
+// all models and tenants; conversations share what belongs to the same model
+// and tenant (PrefixView).
 //
 // It owns the index, which is the RAM tier, and if there are tiers below RAM a
 // writer and a loader between these and the index. PrefixView::Publish puts
@@ -54,10 +55,10 @@ struct PrefixTierOptions {
 // the PrefixWriter, which puts it into every tier that lacks it.
 // PrefixView::Fetch queues a question for the PrefixLoader, which asks the
 // tiers for the longest known prefix, checks what they give, puts it into the
-// index, and promotes it to the tiers above the one that had it.
-// PrefixView::Find looks into the index and a fetch; PrefixView::Take moves
-// references to the blocks into a conversation. Nothing goes from the index to
-// the tiers when it is evicted: it is written when it is new.
+// index, and has it written to the tiers above the one that had it.
+// PrefixView::Find looks into the index and a fetch; PrefixView::Take gives a
+// conversation references to the blocks, or copies. An entry is written when it
+// is new, not when it is evicted.
 //
 // Index, writer and loader guard themselves, each by a mutex of its own; mutex_
 // guards the counts alone. No lock is held while a tier is called. Clear and

@@ -41,7 +41,7 @@ struct PrefixMatch {
   PrefixPart at_resume;  // the blocks of the other layers there
 };
 
-// A page or a resume point, by where it ends.
+// A page or a resume point, and where it ends.
 struct PrefixEntry {
   size_t end = 0;
   PrefixPart part;
@@ -79,7 +79,7 @@ class BlockHolder {
 
 struct PrefixIndexStats {
   size_t bytes = 0;   // of heap blocks
-  size_t pinned = 0;  // of these, pinned
+  size_t pinned = 0;  // pinned bytes of these
   size_t pages = 0;
   size_t resume_points = 0;
   uint64_t published = 0;  // pages and resume points that were new
@@ -89,19 +89,20 @@ struct PrefixIndexStats {
 // The RAM tier: trees of pages and resume points by tokens, which refer to
 // blocks that conversations filled. docs/prefix-cache.md says what is kept.
 //
-// There is a tree for each root, which is a model and a tenant. A page is a
-// child of the page before it, and a resume point hangs on the last page before
-// it. Publish and Add insert pages and points, Match walks down the pages that
-// are equal to the tokens. queue_ has the leaves that are not pinned, ordered
-// by worth (GreedyDual-Size-Frequency); an entry that is used moves back in it.
-// Evict takes the leaf of least worth out of its tree, and what it hung on
-// enters the queue if it is a leaf now. KeepBudget evicts until the bytes are
-// within the budget; Reclaim and GiveUp evict for a full pool. references_
-// counts, for each block, how many entries refer to it: a block that several
-// entries share is counted in bytes once.
+// There is a tree for each root, which stands for a model, a layout and a
+// tenant. A page is a child of the page before it, and a resume point hangs on
+// the last page before it. Publish and Add insert pages and points, Match walks
+// down the pages that are equal to the tokens. queue_ has the leaves that are
+// not pinned, ordered by worth (GreedyDual-Size-Frequency); an entry that is
+// used moves back in it. Evict takes a leaf out of its tree, and its parent
+// enters the queue if that is a leaf now. KeepBudget evicts the entries of
+// least worth until the bytes are within the budget; Reclaim and GiveUp evict
+// for a full pool. references_ counts, for each block, how many entries refer
+// to it: a block that several entries share is counted in bytes once.
 //
 // Thread-safe: mutex_ guards all of this. While it is held no block is acquired
-// and no reference is destroyed: what is evicted is destroyed after the unlock.
+// and no last reference to a block is destroyed: what is evicted is destroyed
+// after the unlock.
 class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
  public:
   static std::shared_ptr<PrefixIndex> Create(size_t budget_bytes);

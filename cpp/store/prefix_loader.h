@@ -51,7 +51,7 @@ class PrefixFetch {
   bool done() const { return done_.load(std::memory_order_acquire); }
   // Moves later whenever a tier has answered.
   Clock::time_point deadline() const { return deadline_.load(); }
-  // Whether there is something to wait for.
+  // Whether waiting for it makes sense.
   bool pending() const { return !done() && Clock::now() < deadline(); }
   // Says that nobody waits for it any more.
   void Abandon() { abandoned_.store(true); }

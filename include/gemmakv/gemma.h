@@ -75,7 +75,7 @@ class Gemma {
                            const EmbedOptions& options = {},
                            const std::function<void()>& poll = {}) const;
 
-  // Where its threads compute.
+  // Says where its threads compute.
   ThreadPlacement placement() const;
   // Returns where the time of all steps so far went. Throws InvalidArgument for
   // a model that was loaded without LoadOptions::profile.

@@ -39,8 +39,8 @@ enum class PrefixMode {
 // that it takes.
 enum class Speculate {
   kOff,
-  kLookup,  // what followed the last tokens where they stood before, in the
-            // conversation or in what others of its tenant said; the default
+  kLookup,  // what followed earlier occurrences of the last tokens, in the
+            // conversation or in other texts of its tenant; the default
   kDraft,   // a draft model, see Gemma::WithDraft
 };
 
@@ -79,7 +79,7 @@ struct GenerateOptions {
   std::vector<std::string> reply_stop;
 
   bool WantsLogprobs() const { return logprobs || top_logprobs > 0; }
-  // Throws InvalidArgument naming the option, what it is and what it may be.
+  // Throws InvalidArgument that names the option, its value and what it may be.
   void Validate(size_t vocab_size) const;
 };
 
@@ -138,7 +138,7 @@ struct SchedulerOptions {
   // QueueFull.
   size_t max_queued = std::numeric_limits<size_t>::max() / 2;
 
-  // Throws InvalidArgument naming the option, what it is and what it may be.
+  // Throws InvalidArgument that names the option, its value and what it may be.
   void Validate() const;
 };
 
