@@ -82,9 +82,10 @@ Mismatch OtherFingerprint(std::string_view what, std::string_view found,
 // Blocks are shared between forks; a shared block is never written, but copied
 // first. Every function is safe from any thread: each holds state_mutex_, which
 // guards the content, for a short time. Only the holder of the run lock changes
-// a conversation; the engine holds it for a whole request, so that nothing that
-// a running step points into goes away. Forks, lengths and snapshots during a
-// request see the last committed step.
+// a conversation, except that a full pool takes checkpoints of one that nobody
+// holds (ReleaseCheckpoints). The engine holds the run lock for a whole
+// request, so that nothing that a running step points into goes away. Forks,
+// lengths and snapshots during a request see the last committed step.
 class KVCache {
  public:
   // Throws InvalidArgument for a capacity of 0.

@@ -37,8 +37,8 @@ namespace gkv {
 // from every list. Nothing else moves a request. The functions that change the
 // state of a request are these, Interrupt, Preempt, FailYoungest, and the step.
 //
-// At most max_running requests compete for steps and blocks (Active) when one
-// is admitted. A stream that waits for its reader does not compete, so the
+// A request is admitted while fewer than max_running compete for steps and
+// blocks (Active). A stream that waits for its reader does not compete, so the
 // running list may be longer. Readers work on other threads, so no counter can
 // say how many requests compete now: a pass over the running list counts them,
 // a fixed number of times a step. The other lists may be long, and no step

@@ -108,8 +108,9 @@ struct PrefixLoaderStats {
 // Fetch queues a question. Workers take questions from the queue (RunFetches),
 // those that begin alike one after the other. Finish says in the PrefixFetch
 // that the question is answered. TimedOut gives a question up. Thread-safe:
-// mutex_ guards the queue, the workers and the times of tiers; no lock is held
-// while a tier is called. In a child of fork() no tier is called.
+// mutex_ guards the queue, the workers and the times of tiers, and each
+// PrefixFetch has a mutex for what was found; no lock is held while a tier is
+// called. In a child of fork() no tier is called.
 class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
  public:
   using Clock = PrefixFetch::Clock;
@@ -151,7 +152,7 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
   struct Hand {
     PrefixFetch* fetch = nullptr;
     size_t calling = 0;         // tier + 1
-    Clock::time_point since{};  // it is
+    Clock::time_point since{};  // begin of that call
     bool busy = false;          // looks for fetches, or works on one
     bool lost = false;          // a tier does not answer it
     Worker worker;
