@@ -152,7 +152,7 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
   struct Hand {
     PrefixFetch* fetch = nullptr;
     size_t calling = 0;         // tier + 1
-    Clock::time_point since{};  // begin of that call
+    Clock::time_point since{};  // when that began
     bool busy = false;          // looks for fetches, or works on one
     bool lost = false;          // a tier does not answer it
     Worker worker;
