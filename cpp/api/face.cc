@@ -1,6 +1,7 @@
-// What include/gemmakv/kv_cache.h and gemma.h promise, by the core's classes of
-// the same names. These come first and get names of their own: behind the
-// public headers `KVCache` and `Gemma` would mean either.
+// Implements include/gemmakv/kv_cache.h and gemma.h by the core's classes of
+// the same names. The core's headers come first and get names of their own
+// here: after the public headers, `KVCache` and `Gemma` would mean either
+// class.
 
 #include <chrono>
 #include <memory>

@@ -22,7 +22,7 @@ std::pair<size_t, size_t> AttentionCache::Held() const {
   return {begin_, end_};
 }
 
-// First position that a row sees.
+// Returns the first position that a row sees.
 size_t AttentionCache::WindowBegin(size_t position) const {
   const size_t window = group().window;
   return window != 0 && position >= window ? position + 1 - window : 0;
@@ -52,7 +52,7 @@ size_t AttentionCache::ColdStart(size_t target) const {
 
 void AttentionCache::Rewind(size_t position) {
   if (end_ <= position) return;
-  // What is right in the middle of a warm-up depends on its target.
+  // In the middle of a warm-up, what is right depends on the target.
   if (warm_target_ != 0 || begin_ >= position) return Clear();
   end_ = position;
   const size_t last = CeilDiv(end_, layout_->block_tokens());
@@ -69,13 +69,13 @@ void AttentionCache::Restart(size_t begin, size_t target) {
 
 BlockRef AttentionCache::CopyBlock(const BlockRef& from, size_t tokens) const {
   BlockRef to = pool_->Acquire(group().block_bytes);
-  // Which positions the block has does not matter.
+  // The positions of the block do not matter.
   const HeldBlock held = {0, tokens, from};
   CopyPositions(*layout_, {&held, 1}, *layout_, group_, 0, tokens, to.data());
   return to;
 }
 
-// Whether positions from end_ on may be written where they are.
+// Whether positions from end_ on may be written in place.
 bool AttentionCache::MayExtend(const BlockRef& block,
                                const GroupCache* before) const {
   if (block.writable() || before == nullptr) return block.writable();
@@ -134,7 +134,8 @@ void AttentionCache::Commit(GroupStep& step, size_t, size_t end) {
 
 void AttentionCache::Forget(size_t floor) {
   if (blocks_.empty()) return;
-  // The last position stays, whatever the window: empty means position 0.
+  // The last position stays, whatever the window: an empty group is at position
+  // 0.
   const size_t first = WindowBegin(std::min(floor, RewindFloor())) /
                        layout_->block_tokens();
   if (first > first_block_) {

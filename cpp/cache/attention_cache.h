@@ -5,20 +5,22 @@
 
 namespace gkv {
 
-// Full layers: every position is kept, so rewinding costs nothing, and a replay
-// for the sake of other layers reads what is here and never writes it. Or
-// sliding layers of one window: the last window of positions is kept, in whole
-// blocks; older blocks are dropped, never overwritten.
+// The keys and values of full layers, or of sliding layers of one window. Full
+// layers keep every position, so rewinding costs nothing, and a replay for the
+// sake of other layers reads what is here and never writes it. Sliding layers
+// keep the last window of positions, in whole blocks; older blocks are dropped,
+// never overwritten.
 //
-// A cold start of sliding layers computes the window anew from token ids. How
-// far back it begins is derived in docs/cache.md: S layers of window W account
+// A cold start of sliding layers computes the window anew from token ids.
+// docs/cache.md derives how far back it begins: S layers of window W account
 // for S (W - 1) positions. Until the first row that must be right is reached
 // the group warms up: it holds what the warm-up needs and nothing else.
 //
-// Sharing shares the blocks. One that is shared or read-only is copied before
-// it is written, the held part of it only: later positions may be under way in
-// another conversation's step. What a request would go back to does not count:
-// an end that it holds stays as it is when positions behind it are written.
+// Share shares the blocks. A block that is shared or read-only is copied before
+// it is written, and only its held part: another conversation's step may be
+// writing later positions. The content that a request would go back to does not
+// count as sharing: the end that it holds stays as it is when positions after
+// that are written.
 class AttentionCache final : public GroupCache {
  public:
   AttentionCache(size_t group, std::shared_ptr<const KvLayout> layout,
@@ -35,8 +37,8 @@ class AttentionCache final : public GroupCache {
                     std::span<const size_t> keep,
                     const GroupCache* before) const override;
   void Commit(GroupStep& step, size_t begin, size_t end) override;
-  // The last position again: its window is kept, so that a finished prompt
-  // can give logits once more.
+  // The last position: its window is kept, so that a finished prompt can give
+  // logits once more.
   size_t RewindFloor() const override { return end_ > 0 ? end_ - 1 : 0; }
   void Forget(size_t floor) override;
   std::vector<HeldBlock> Export(size_t position) const override;
@@ -53,13 +55,14 @@ class AttentionCache final : public GroupCache {
   size_t group_;
   std::shared_ptr<const KvLayout> layout_;
   std::shared_ptr<BlockPool> pool_;
-  // Cover [begin_, end_), from position first_block_ * block_tokens on.
+  // The blocks cover [begin_, end_), from position first_block_ * block_tokens
+  // on.
   std::vector<BlockRef> blocks_;
   size_t first_block_ = 0;
   size_t begin_ = 0;
   size_t end_ = 0;
-  // While warming up: rows from here on are right, begin_ <= end_ < it.
-  // 0: not warming up.
+  // While warming up, rows from here on are right: begin_ <= end_ <
+  // warm_target_.
   size_t warm_target_ = 0;
 };
 

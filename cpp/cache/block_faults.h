@@ -7,13 +7,13 @@
 
 #include "cache/block.h"
 
-// What tests ask of a pool. Any thread.
+// Faults that tests inject into a pool. Safe from any thread.
 
 namespace gkv {
 
 // Fills blocks with 0xFF bytes (NaN in f32, bf16 and the scales of int8), so
-// that any read of an unwritten position shows. Builds with assertions or
-// sanitizers start with it.
+// that any read of an unwritten position shows. It is on from the start in
+// builds with assertions or sanitizers.
 class BlockPoison {
  public:
   void set_on(bool on) { on_ = on; }
@@ -30,10 +30,10 @@ class BlockPoison {
 #endif
 };
 
-// Says when to fail.
+// Says when a call is to fail.
 class FailureInjector {
  public:
-  // The n-th Fails() from now (1 = the next) is true. 0: none.
+  // Makes the n-th Fails() from now (1 = the next) true. 0: none.
   void FailAfter(size_t n) { left_ = n; }
   bool Fails() noexcept {
     size_t left = left_;

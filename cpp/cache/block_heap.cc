@@ -10,8 +10,9 @@
 namespace gkv {
 namespace {
 
-// Free blocks kept for reuse. A decoding conversation takes and drops a block
-// of each group now and then; more than that is better off with the system.
+// The most bytes of free blocks that are kept. A decoding conversation takes
+// and drops a block of each group now and then; more should go back to the
+// system.
 constexpr size_t kMaxKeptBytes = size_t{16} << 20;
 
 Block* NewBlock(size_t size_bytes) noexcept {

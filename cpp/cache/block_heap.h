@@ -8,8 +8,8 @@
 
 namespace gkv {
 
-// Blocks from the system's memory, of which a bounded number is kept for reuse
-// when they are freed, by size, the last one first. Not thread-safe.
+// Blocks from the system's memory. A bounded number of freed blocks is kept for
+// reuse, by size, the last one first. Not thread-safe.
 class BlockHeap {
  public:
   BlockHeap() = default;
@@ -17,11 +17,11 @@ class BlockHeap {
   BlockHeap(const BlockHeap&) = delete;
   BlockHeap& operator=(const BlockHeap&) = delete;
 
-  // A block with one reference and no owner, at most `room` bytes of others
-  // being kept then. Null if the system has no memory.
+  // Returns a block with one reference and no owner, and leaves at most `room`
+  // bytes of kept blocks. Returns null if the system has no memory.
   Block* Allocate(size_t size_bytes, size_t room) noexcept;
-  // False if it is better off with the system: the caller deletes it, when it
-  // holds no lock. Requires: from Allocate.
+  // Keeps a freed block. Returns false if it should go back to the system: the
+  // caller deletes it when it holds no lock. Requires: from Allocate.
   bool Keep(Block* block) noexcept;
   static void Delete(Block* block) noexcept;
 
@@ -29,7 +29,7 @@ class BlockHeap {
   void Clear() noexcept;
 
   size_t kept_bytes_ = 0;
-  // A size enters when it is first allocated, so that Keep allocates nothing.
+  // A size is added when it is first allocated, so that Keep allocates nothing.
   std::unordered_map<size_t, Block*> kept_;
 };
 

@@ -10,8 +10,9 @@
 namespace gkv {
 namespace {
 
-// What was freed for one thread may be taken by another; so often in a row only
-// where somebody reports bytes that he did not free.
+// The most reclaims in a row. Blocks that were freed for one thread may be
+// taken by another; so often only if somebody reports bytes that it did not
+// free.
 constexpr int kMaxReclaims = 16;
 
 thread_local int optional_work = 0;  // how deep
@@ -63,10 +64,10 @@ Block* BlockPool::TryAcquire(size_t size_bytes, size_t& missing) {
   return block;
 }
 
-// One thread at a time asks: a second one would find reclaimers busy with the
-// first, and give up although there is enough for both.
+// One thread at a time asks the reclaimers: a second one would find them busy
+// with the first, and give up although there is enough for both.
 Block* BlockPool::AcquireReclaimed(size_t size_bytes) {
-  // For more than there can ever be nothing is given up.
+  // Nothing is given up for a block that exceeds the whole budget.
   const bool hopeless = budget_bytes_ != 0 && size_bytes > budget_bytes_;
   MutexLock turn(reclaiming_);
   for (int reclaims = 0;; ++reclaims) {

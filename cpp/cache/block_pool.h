@@ -12,22 +12,22 @@
 
 namespace gkv {
 
-// Whoever holds blocks that it can do without.
+// A holder of blocks that it can do without.
 class Reclaimer {
  public:
   virtual ~Reclaimer() = default;
-  // Gives up at least `bytes` of the pool's blocks where it can. Returns the
-  // bytes that are free by it: of blocks that nobody else refers to. Runs on a
+  // Gives up at least `bytes` of the pool's blocks if it can. Returns the bytes
+  // that are freed: those of blocks that nobody else refers to. Runs on a
   // thread that needs blocks and may hold the state of a conversation: never
   // waits for another one, acquires nothing.
   virtual size_t Reclaim(size_t bytes) = 0;
-  // Whether it is asked for work, too, that can be left out.
+  // Whether it is also asked for optional work.
   virtual bool gives_way_readily() const { return true; }
-  // Bytes of the pool's blocks that it was told to keep, for messages.
+  // The bytes of the pool's blocks that it was told to keep, for messages.
   virtual size_t KeptBytes() { return 0; }
 };
 
-// While it lives, what this thread acquires is for work that can be left out:
+// While it lives, this thread acquires blocks for work that can be left out:
 // only reclaimers that give way readily are asked.
 class OptionalWork {
  public:
@@ -36,10 +36,19 @@ class OptionalWork {
   OptionalWork(const OptionalWork&) = delete;
 };
 
-// Source of blocks under one byte budget, shared by many conversations.
-// Thread-safe; its mutex is the innermost of all. Keeps a bounded number of
-// free blocks for reuse, within the budget; the rest goes back to the system
-// at once.
+// The source of blocks under one byte budget, shared by many conversations.
+//
+// Acquire hands out a block with one reference; the last reference returns it
+// to the pool (Release). The pool keeps a bounded number of free blocks for
+// reuse, within the budget (BlockHeap), and returns the rest to the system at
+// once. If a block does not fit the budget, or the system has no memory,
+// Acquire asks the reclaimers in the order in which they were added, and throws
+// CacheFull if they do not free enough. Blocks in use and kept blocks together
+// never exceed the budget.
+//
+// Thread-safe. mutex_ guards the counts, the heap and the list of reclaimers;
+// it is the innermost of all mutexes, and is not held while reclaimers run.
+// reclaiming_ is: so one thread reclaims at a time.
 class BlockPool final : public BlockOwner,
                         public std::enable_shared_from_this<BlockPool> {
  public:
@@ -49,13 +58,13 @@ class BlockPool final : public BlockOwner,
   // The pool of caches that name none. No limit.
   static const std::shared_ptr<BlockPool>& Default();
 
-  // A block with one reference, its content uninitialized. If the budget or
-  // the system's memory does not allow it, reclaimers are asked, and
-  // CacheFull is thrown where that is not enough.
+  // Returns a block with one reference, its content uninitialized. Throws
+  // CacheFull if the budget or the system's memory does not allow it and
+  // reclaimers do not free enough.
   BlockRef Acquire(size_t size_bytes);
   void Release(Block* block) noexcept override;
 
-  // Asked in order, for as long as it exists.
+  // Adds a reclaimer, which is asked after the others as long as it exists.
   void AddReclaimer(std::weak_ptr<Reclaimer> reclaimer);
 
   size_t budget_bytes() const { return budget_bytes_; }
@@ -63,12 +72,14 @@ class BlockPool final : public BlockOwner,
   size_t blocks_in_use() const;
 
   void set_poison(bool poison) { poison_.set_on(poison); }
-  // Tests: the n-th Acquire from now (1 = the next) fails. 0 switches it off.
+  // For tests: the n-th Acquire from now (1 = the next) fails. 0 switches this
+  // off.
   void FailAfter(size_t n) { failures_.FailAfter(n); }
 
  private:
   explicit BlockPool(size_t budget_bytes) : budget_bytes_(budget_bytes) {}
-  // Null if there is none, unless `missing` bytes less were in use.
+  // Returns null if there is no room; `missing` is how many bytes less would
+  // have to be in use.
   Block* TryAcquire(size_t size_bytes, size_t& missing);
   Block* AcquireReclaimed(size_t size_bytes);
   size_t Reclaim(size_t bytes);

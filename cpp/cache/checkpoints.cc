@@ -19,7 +19,7 @@ std::vector<const Block*> BlocksOf(std::span<const Checkpoint> checkpoints) {
   return blocks;
 }
 
-// Of all blocks that they refer to, each counted once.
+// Returns the bytes of all blocks that they refer to, each counted once.
 size_t DistinctBytes(std::span<const Checkpoint> checkpoints) {
   std::vector<const Block*> blocks = BlocksOf(checkpoints);
   std::sort(blocks.begin(), blocks.end());
@@ -47,7 +47,7 @@ bool CheckpointList::Add(Checkpoint checkpoint, size_t budget_bytes) {
     list_.insert(at, std::move(checkpoint));
   }
   while (nbytes() > budget_bytes) {
-    const size_t victim = Victim([](const Checkpoint&) { return true; });
+    const size_t victim = FindVictim([](const Checkpoint&) { return true; });
     list_.erase(list_.begin() + static_cast<ptrdiff_t>(victim));
   }
   const Checkpoint* stays = AtOrBefore(position);
@@ -66,7 +66,7 @@ std::vector<Checkpoint> CheckpointList::GiveUp(const BlockOwner* owner,
   }
   std::erase_if(references, [&](const auto& entry) {
     const auto& [block, count] = entry;
-    // What prefix indexes hold beside it, they give up next.
+    // Prefix indexes give up their references to the block next.
     return block->owner.get() != owner ||
            block->refs.load() - block->indexed.load() != count;
   });
@@ -74,7 +74,7 @@ std::vector<Checkpoint> CheckpointList::GiveUp(const BlockOwner* owner,
   given_up.reserve(list_.size());
   freed = 0;
   while (freed < bytes && !references.empty()) {
-    const size_t victim = Victim([&](const Checkpoint& checkpoint) {
+    const size_t victim = FindVictim([&](const Checkpoint& checkpoint) {
       const std::vector<const Block*> blocks = BlocksOf({&checkpoint, 1});
       return ours_alone(checkpoint) &&
              std::any_of(blocks.begin(), blocks.end(), [&](const Block* block) {
@@ -93,7 +93,7 @@ std::vector<Checkpoint> CheckpointList::GiveUp(const BlockOwner* owner,
   return given_up;
 }
 
-size_t CheckpointList::Victim(
+size_t CheckpointList::FindVictim(
     const std::function<bool(const Checkpoint&)>& may_go) const {
   const size_t last = list_.size() - 1;
   size_t victim = list_.size();
@@ -129,7 +129,7 @@ const Checkpoint* CheckpointList::OfLength(size_t length) const {
 void CheckpointList::Truncate(size_t length) {
   std::erase_if(list_,
                 [&](const Checkpoint& c) { return c.position > length; });
-  // Where pending tokens were cut, what is held is as right as before. Lengths
+  // If pending tokens were cut, what is held is as right as before. Lengths
   // stay ascending.
   for (size_t i = list_.size(); i > 0; --i) {
     Checkpoint& checkpoint = list_[i - 1];

@@ -26,34 +26,37 @@ class CheckpointList {
   bool empty() const { return list_.empty(); }
   const std::vector<Checkpoint>& list() const { return list_; }
 
-  // Adds one (one at the same position is replaced) and evicts
-  // until all of them together refer to at most `budget_bytes` of blocks. Old
-  // ones thin out first: of those between the first and the last, the one goes
+  // Adds a checkpoint, in place of one at the same position, and evicts until
+  // all of them together refer to at most `budget_bytes` of blocks. Old ones
+  // thin out first: of those between the first and the last, the one is evicted
   // whose loss opens the smallest gap for its age, so that gaps grow with the
-  // distance from the end. The first (the end of turn 0) goes last. False if
-  // the new one is not among those that stay; nothing changes if it alone is
-  // too large. One that refers to nothing is not needed: true, nothing changes.
-  // Lengths stay ascending: the new one's is at least that of the one before.
+  // distance from the end. The first (the end of turn 0) is evicted last.
+  // Returns false if the new one does not stay; if it alone is too large,
+  // nothing changes. A checkpoint that refers to nothing is not needed: returns
+  // true and changes nothing. Lengths stay ascending: the new one's is at least
+  // that of the one before.
   bool Add(Checkpoint checkpoint, size_t budget_bytes);
   // Takes out those whose loss costs least, in the order of Add, until at least
   // `bytes` of blocks of `owner` lose their last reference when the result is
-  // destroyed; `freed` is how many do, or have references of prefix indexes
-  // alone. What forks or the conversation itself hold as well stays.
+  // destroyed. Sets `freed` to the bytes of blocks that do, or that only prefix
+  // indexes still refer to. Blocks that forks or the conversation itself hold
+  // as well stay.
   std::vector<Checkpoint> GiveUp(const BlockOwner* owner, size_t bytes,
                                  size_t& freed);
-  // The last one with position <= `position`; null if there is none.
+  // Returns the last one with position <= `position`; null if there is none.
   const Checkpoint* AtOrBefore(size_t position) const;
-  // The last one of a transcript of `length` tokens; null if there is none.
+  // Returns the last one of a transcript of `length` tokens; null if there is
+  // none.
   const Checkpoint* OfLength(size_t length) const;
-  // The transcript was cut: drops those behind its end.
+  // Drops those after the end of a transcript that was cut to `length`.
   void Truncate(size_t length);
 
-  // Bytes of all blocks that they refer to, each counted once.
+  // The bytes of all blocks that they refer to, each counted once.
   size_t nbytes() const;
 
  private:
-  // Which of those that may go is missed least. Requires: one may.
-  size_t Victim(const std::function<bool(const Checkpoint&)>& may_go) const;
+  // Returns which of those that may go is missed least. Requires: one may go.
+  size_t FindVictim(const std::function<bool(const Checkpoint&)>& may_go) const;
 
   std::vector<Checkpoint> list_;
 };

@@ -43,8 +43,8 @@ std::shared_ptr<const GroupSet> CheckpointGroups(const GroupSet& groups,
   return std::make_shared<const GroupSet>(std::move(shared));
 }
 
-// Groups move together: one that can only begin earlier takes the others with
-// it, until all agree.
+// Groups move together: if one can only begin earlier, the others do so too,
+// until all agree.
 std::optional<size_t> ResumeAt(const GroupSet& groups, size_t target) {
   size_t position = target;
   while (true) {
@@ -59,8 +59,8 @@ std::optional<size_t> ResumeAt(const GroupSet& groups, size_t target) {
   }
 }
 
-// Wherever the layers of a group lie, what they need comes on top of what the
-// others need: docs/cache.md.
+// What the layers of a group need adds up with what the others need, wherever
+// these layers lie: docs/cache.md.
 size_t ColdStart(const GroupSet& groups, size_t target) {
   for (const auto& group : groups) {
     if (group) target = group->ColdStart(target);

@@ -1,14 +1,16 @@
-// Invariants, held between all public calls:
+// Invariants between public calls:
 //   computed <= log.size()
 //   groups that forget nothing hold exactly [0, computed)
 //   the others can go on from a position <= computed, from a checkpoint, or
 //   start cold; what they hold never reaches past computed, and groups of one
 //   conversation warm up together or not at all
 //   checkpoints are at positions <= computed, ascending, as are their lengths
-// A draft's keys and values are in the blocks of a step, never in a group.
+// The keys and values of guesses are in the blocks of a step, never in a group.
 // Only Commit, Append, Truncate, MakeCheckpoint, AddCheckpoint, Reset and Adopt
-// change a State, under the run lock and the state lock. Whoever holds the run
-// lock alone may still be forked: forks change no State.
+// change the content, under the run lock and the state lock, and
+// ReleaseCheckpoints, under the state lock while nobody holds the run lock.
+// Bind changes the fingerprint alone. Forks change no content, so a
+// conversation may be forked while somebody holds its run lock.
 
 #include "cache/kv_cache.h"
 
@@ -22,13 +24,14 @@
 namespace gkv {
 namespace {
 
-// Checkpoints that share nothing: enough for a few turns far apart, or for
-// many close together. More memory than that has to be asked for.
+// The default budget in checkpoints that share nothing: enough for a few turns
+// far apart, or for many close together. More memory has to be asked for.
 constexpr size_t kDefaultCheckpoints = 4;
 
 }  // namespace
 
-// The pool's way to a conversation for as long as that exists.
+// Reclaims checkpoints of a conversation for the pool as long as the
+// conversation exists.
 class KVCache::IdleCheckpoints final : public Reclaimer {
  public:
   explicit IdleCheckpoints(KVCache* cache) : cache_(cache) {}
@@ -42,13 +45,14 @@ class KVCache::IdleCheckpoints final : public Reclaimer {
     MutexLock lock(mutex_);
     cache_ = nullptr;
   }
-  // Of the conversation. When that is gone nobody locks the mutex but Reclaim,
-  // which a pool asks for while fork() waits for its own.
+  // The scope of the conversation's mutexes. When the conversation is gone,
+  // only Reclaim locks this mutex; a pool calls it while fork() waits for the
+  // pool's own.
   ForkScope& scope() { return scope_; }
 
  private:
   ForkScope scope_;
-  Mutex mutex_{scope_};  // whoever holds it waits for nobody
+  Mutex mutex_{scope_};  // its holder does not wait
   KVCache* cache_ GUARDED_BY(mutex_);
 };
 
@@ -94,8 +98,8 @@ std::vector<int32_t> KVCache::tokens() const {
   return tokens;
 }
 
-// A block is the conversation's own if every reference to it is one of its
-// groups', of a checkpoint that no fork carries, or of a prefix index.
+// A block is the conversation's own if every reference to it is from one of its
+// groups, a checkpoint that no fork carries, or a prefix index.
 KVCache::Bytes KVCache::CountBytes() const {
   std::unordered_map<const Block*, uint32_t> own_references;
   const auto add = [&](const GroupSet& groups, uint32_t references) {
@@ -174,9 +178,9 @@ void KVCache::Reset(const RunLock& run_lock) {
   Adopt(run_lock, KvContent(layout_, pool_));
 }
 
-// The start that recomputes least. Of equals, what is held comes first.
-KVCache::StartPoint KVCache::Start(const KvContent& state,
-                                   size_t target) const {
+// Returns the start that recomputes least; of equals, what is held comes first.
+KVCache::StartPoint KVCache::FindStart(const KvContent& state,
+                                       size_t target) const {
   const std::optional<size_t> held = ResumeAt(state.groups, target);
   if (held == target) return {target, target};
   StartPoint best{ColdStart(state.groups, target), target, StartPoint::kCold};
@@ -188,23 +192,24 @@ KVCache::StartPoint KVCache::Start(const KvContent& state,
   return best;
 }
 
-KVCache::StartPoint KVCache::NextStart(const KvContent& state,
-                                       bool for_logits) const {
+KVCache::StartPoint KVCache::FindNextStart(const KvContent& state,
+                                           bool for_logits) const {
   const size_t length = state.log.size();
-  if (state.computed < length) return Start(state, state.computed);
+  if (state.computed < length) return FindStart(state, state.computed);
   if (!for_logits || length == 0) return {length, length};
-  return Start(state, length - 1);
+  return FindStart(state, length - 1);
 }
 
-// Requires: length < state.computed; the log and the checkpoints are cut.
+// Rewinds the groups to `length`. Requires: length < state.computed; the log
+// and the checkpoints are cut.
 void KVCache::Rewind(KvContent& state, size_t length,
                      const Checkpoint* made_here) const {
-  StartPoint start = Start(state, length);
+  StartPoint start = FindStart(state, length);
   state.computed = length;
   if (start.position < length && made_here != nullptr) {
-    // Back to its moment: what was pending then is pending again.
+    // Goes back to the checkpoint: what was pending then is pending again.
     state.computed = made_here->position;
-    start = Start(state, state.computed);
+    start = FindStart(state, state.computed);
   }
   for (size_t g = 0; g < state.groups.size(); ++g) {
     std::unique_ptr<GroupCache>& group = state.groups[g];
@@ -235,7 +240,7 @@ Truncation KVCache::Truncate(const RunLock& run_lock, size_t length) {
     Rewind(state, length, copy ? &*copy : nullptr);
   }
   // The cost of going on with new tokens.
-  return {state.computed - Start(state, state.computed).position};
+  return {state.computed - FindStart(state, state.computed).position};
 }
 
 bool KVCache::MakeCheckpoint(const RunLock& run_lock) {
@@ -280,12 +285,12 @@ bool KVCache::AddCheckpoint(const RunLock& run_lock, Checkpoint checkpoint) {
   return state_.checkpoints.Add(std::move(checkpoint), checkpoint_bytes_);
 }
 
-// Whoever runs on the conversation may have planned on a checkpoint, and may be
-// this very thread. Whoever takes the run lock after the second look finds the
-// state locked.
+// A request that runs on the conversation may have planned on a checkpoint, and
+// may run on this very thread. A caller that takes the run lock after the
+// second look finds the state locked.
 size_t KVCache::ReleaseCheckpoints(size_t bytes) {
   size_t freed = 0;
-  std::vector<Checkpoint> given_up;  // goes away after the lock
+  std::vector<Checkpoint> given_up;  // destroyed after the unlock
   if (gate_.held()) return 0;
   if (!state_mutex_.TryLock()) return 0;
   const MutexLock lock(state_mutex_, std::adopt_lock);
@@ -319,12 +324,12 @@ void KVCache::Append(const RunLock& run_lock,
 
 size_t KVCache::next_position() const {
   MutexLock lock(state_mutex_);
-  return NextStart(state_, false).position;
+  return FindNextStart(state_, false).position;
 }
 
 size_t KVCache::next_position_for_logits() const {
   MutexLock lock(state_mutex_);
-  return NextStart(state_, true).position;
+  return FindNextStart(state_, true).position;
 }
 
 void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
@@ -340,7 +345,7 @@ KvStepView KVCache::Prepare(const RunLock& run_lock, size_t begin, size_t end,
   KvStepView view;
   view.begin = begin;
   view.end = end;
-  const StartPoint start = NextStart(state_, true);
+  const StartPoint start = FindNextStart(state_, true);
   view.starts_replay =
       start.source != StartPoint::kHeld && begin == start.position;
   if (view.starts_replay) {
@@ -382,7 +387,8 @@ std::vector<Checkpoint> KVCache::Commit(const RunLock& run_lock,
       floor = std::min(floor, group->RewindFloor());
     }
   } catch (...) {
-    // Some have taken the step over: none may say more than is computed.
+    // Some groups have taken the step over: none may hold more than is
+    // computed.
     for (const auto& group : state.groups) {
       group->Rewind(group->forgets() ? 0 : state.computed);
     }

@@ -29,35 +29,35 @@
 namespace gkv {
 
 // What one step may read and write of one conversation: raw pointers into its
-// blocks, valid until the step is committed or abandoned.
+// blocks, valid until the step is committed or dropped.
 struct KvStepView {
   std::vector<GroupStep> groups;  // parallel to KvLayout::groups()
   size_t begin = 0;               // first position of the step
   size_t end = 0;
-  // The step begins a replay: groups that go on from a checkpoint or from
-  // nothing, to take the place of the cache's own when it is committed.
+  // The step begins a replay: `replacements` go on from a checkpoint or from
+  // nothing, and replace the cache's groups when the step is committed.
   bool starts_replay = false;
   GroupSet replacements;
 };
 
-// The blocks of positions that no one will write any more, with what identifies
-// them: `hash` of the page is over (parent, tokens), `parent` that of the block
-// before.
+// A block of positions that no one writes any more, and its identity: the
+// page's `hash` is over (parent, tokens), where `parent` is the hash of the
+// page before.
 struct SealedBlock {
   size_t begin = 0;  // position of its first token
   std::shared_ptr<const TokenPage> page;
-  // By group: what counts of a block of keys and values; the recurrent state
-  // behind the last position. Null where that is not held.
+  // By group: the valid part of a block of keys and values; the recurrent state
+  // after the last position. Null if it is not held.
   std::vector<HeldBlock> held;
 };
 
-// What to throw where keys and values are of another fingerprint; `what` begins
+// Returns the error for keys and values of another fingerprint; `what` begins
 // the message.
 Mismatch OtherFingerprint(std::string_view what, std::string_view found,
                           std::string_view expected);
 
-// One conversation: its transcript, the keys and values of the transcript's
-// positions, and nothing else. Weights, sampling and text live elsewhere.
+// One conversation: its transcript, and the keys and values of the transcript's
+// positions. Weights, sampling and text are elsewhere.
 //
 //   transcript   token ids [0, length())
 //   computed     positions [0, c) have been through the model; the rest, which
@@ -65,18 +65,27 @@ Mismatch OtherFingerprint(std::string_view what, std::string_view found,
 //   held         full layers hold keys and values of [0, c), sliding layers
 //                those of the last window, recurrent layers the last state
 //
-// The token ids are never lost, so anything else can be recomputed: where
-// Truncate() cuts off what sliding and recurrent layers hold, they go on from
-// a checkpoint, or next_position() moves back and the engine replays. All
-// groups of layers move together. Full-layer keys and values are then only
-// read. The number of positions to go back is derived in docs/cache.md.
+// Append extends the transcript. Prepare finds blocks for a step over some
+// positions, and Commit makes what the step computed part of the cache:
+// positions move from pending to computed, and blocks that no later row of
+// sliding layers can see are released. Truncate cuts the transcript and
+// everything after its end. MakeCheckpoint and AddCheckpoint keep what sliding
+// and recurrent layers hold at one position. Fork, Export and Adopt copy the
+// whole content as references to blocks.
 //
-// Blocks are shared between forks; a block that is shared is never written, it
-// is copied first. Every method is safe from any thread: each holds the state
-// lock for a short time. Whoever changes a conversation holds its run lock, the
-// engine for a whole request: nothing that a running step points into can go
-// away. Forks, lengths and snapshots during a request see the last committed
-// step.
+// The token ids are never lost, so anything else can be recomputed. Where
+// Truncate() cuts off what sliding and recurrent layers hold, they go on from a
+// checkpoint, or next_position() moves back and the engine replays: it computes
+// positions again, and full layers are then only read. All groups of layers
+// move together. docs/cache.md derives how many positions a replay goes back.
+//
+// Blocks are shared between forks; a shared block is never written, but copied
+// first. Every function is safe from any thread: each holds state_mutex_, which
+// guards the content, for a short time. Only the holder of the run lock changes
+// a conversation, except that a full pool takes checkpoints of one that nobody
+// holds (ReleaseCheckpoints). The engine holds the run lock for a whole
+// request, so that nothing that a running step points into goes away. Forks,
+// lengths and snapshots during a request see the last committed step.
 class KVCache {
  public:
   // Throws InvalidArgument for a capacity of 0.
@@ -88,68 +97,69 @@ class KVCache {
 
   const KvLayout& layout() const { return *layout_; }
   std::shared_ptr<const KvLayout> layout_ptr() const { return layout_; }
-  // Name of the model that the cache was made for; empty for custom models.
+  // The name of the model that the cache was made for; empty for custom models.
   const std::string& model_type() const { return model_type_; }
   size_t capacity_tokens() const { return capacity_tokens_; }
   const BlockPool& pool() const { return *pool_; }
   const std::shared_ptr<BlockPool>& pool_ptr() const { return pool_; }
   size_t checkpoint_bytes() const { return checkpoint_bytes_; }
   // Whether a request gives back the blocks that it filled when it ends: for
-  // conversations that nobody goes on with. The transcript stays, to be
-  // computed again. Forks have their own.
+  // conversations that nobody continues. The transcript stays and can be
+  // computed again. A fork has a setting of its own.
   bool for_one_request() const { return for_one_request_; }
   void set_for_one_request(bool value) { for_one_request_ = value; }
 
   size_t length() const;
-  // Positions that have been through the model.
+  // The number of positions that have been through the model.
   size_t computed() const;
   std::vector<int32_t> tokens() const;
-  // Bytes of blocks that only this conversation, its checkpoints and prefix
-  // indexes refer to, and of those that others refer to as well.
+  // The bytes of blocks that only this conversation, its checkpoints and prefix
+  // indexes refer to, and of blocks that others refer to as well.
   size_t nbytes() const;
   size_t shared_nbytes() const;
-  // Bytes of mapped files that it refers to; not among the others, which count
-  // the heap's.
+  // The bytes of mapped files that it refers to. The two above count heap
+  // blocks only.
   size_t mapped_nbytes() const;
 
-  // Identity of the weights whose keys and values these are; all zero until
+  // The identity of the weights whose keys and values these are; all zero until
   // the first step. Bind throws Mismatch if another identity is bound already.
   Hash128 fingerprint() const;
   void Bind(const Hash128& fingerprint);
 
-  // An independent conversation with the same content. O(blocks) reference
-  // copies; no key or value is copied. Carries the checkpoints. Allowed during
-  // a request.
+  // Returns an independent conversation with the same content and checkpoints.
+  // O(blocks) reference copies; no key or value is copied. Allowed during a
+  // request.
   std::unique_ptr<KVCache> Fork() const;
-  // The content as a value that shares the blocks, and the other way round:
-  // whatever was held before is given up. A fork adopts what its origin
-  // exported. Requires: content of an equal layout with blocks of equal size,
-  // made for this cache's pool; that it is what the tokens give.
+  // Export returns the content as a value that shares the blocks. Adopt
+  // replaces the whole content by such a value: a fork adopts what its origin
+  // exported. Adopt requires: content of an equal layout with blocks of equal
+  // size, made for this cache's pool, whose keys and values are those of its
+  // tokens.
   KvContent Export() const;
   void Adopt(const RunLock& lock, KvContent content) noexcept;
-  // Keeps the first `length` tokens, and the checkpoints among them. Always
-  // exact; says what it costs at the next use: the cheapest of going on from
-  // what is held, from the last checkpoint, from a warm-up (no recurrent
-  // layers) and from 0. Where a checkpoint was made with the transcript at
-  // `length`, everything is again as it was then, at no cost. Throws
-  // InvalidArgument if length > length(). Without a lock, takes one.
+  // Keeps the first `length` tokens, and the checkpoints up to there. Always
+  // exact; returns what the next use costs: the cheapest way of going on from
+  // what is held, from the last checkpoint, from a warm-up (without recurrent
+  // layers) and from 0. If a checkpoint was made when the transcript had this
+  // length, everything is as it was then, at no cost. Throws InvalidArgument if
+  // length > length(). Without a lock, takes one.
   Truncation Truncate(const RunLock& lock, size_t length);
   Truncation Truncate(size_t length) { return Truncate(Lock(), length); }
-  // Marks the present, so that truncating to length() will cost nothing. True
-  // if it will; false if the checkpoint does not fit the budget, or there is
-  // nothing to keep because a replay is due first. Costs no copy: holds on to
-  // blocks that would be released later.
+  // Makes a checkpoint, so that truncating to the present length() will cost
+  // nothing. Returns whether it will: not if the checkpoint does not fit the
+  // budget, or if there is nothing to keep because a replay is due first.
+  // Copies nothing: refers to blocks that would be released later.
   bool MakeCheckpoint(const RunLock& lock);
   bool MakeCheckpoint() { return MakeCheckpoint(Lock()); }
-  // Gives up checkpoints, those first whose loss costs least, for at least
-  // `bytes` of the pool's blocks to be free where they are so many; the bytes
-  // that are free by it. 0 if something runs on the conversation or changes it
-  // now: never waits. What is lost is time, for replays. The pool asks for it
+  // Gives up checkpoints, those first whose loss costs least, until at least
+  // `bytes` of the pool's blocks are freed, if there are so many. Returns the
+  // bytes that are freed; 0 if something runs on the conversation or changes it
+  // now: never waits. The loss costs time for replays. The pool calls this
   // before it fails.
   size_t ReleaseCheckpoints(size_t bytes);
-  // Transcript lengths at which a checkpoint was made, ascending.
+  // The lengths of the transcript at which a checkpoint was made, ascending.
   std::vector<size_t> CheckpointLengths() const;
-  // Truncate(0), and unbinds.
+  // Truncate(0), and unbinds the fingerprint.
   void Reset(const RunLock& lock);
   void Reset() { Reset(Lock()); }
 
@@ -171,10 +181,10 @@ class KVCache {
   // changing nothing, if the capacity does not allow it.
   void Append(const RunLock& lock, std::span<const int32_t> tokens);
 
-  // First position that the next step must compute. length() if nothing is
-  // pending. Const: planning never changes a cache.
+  // Returns the first position that the next step must compute; length() if
+  // nothing is pending. Const: planning never changes a cache.
   size_t next_position() const;
-  // Like next_position(), but never length(): at least the last token is
+  // As next_position(), but never length(): at least the last token is
   // computed, so that logits exist. Requires: length() > 0.
   size_t next_position_for_logits() const;
 
@@ -182,30 +192,31 @@ class KVCache {
   void CopyTokens(size_t begin, std::span<int32_t> out) const;
 
   // Makes positions [begin, end) computable: allocates blocks, copies shared
-  // ones that will be written, starts a replay if begin lies before what
-  // sliding layers hold. Positions from length() on are of tokens that only the
-  // step knows, as drafts. Recurrent layers copy their states where the step
-  // comes to the positions `keep`: it can be committed up to there, and
-  // checkpoints be taken. `before`: what was exported to go back to and is not
-  // used otherwise; it alone does not make a block that the step goes on in a
-  // shared one. Requires: begin is next_position() or
-  // next_position_for_logits(), or continues the step before it;
-  // begin < length(); begin < end <= capacity_tokens(); `keep` ascending,
-  // within (begin, end). Throws CacheFull, changing nothing observable.
+  // blocks that will be written, starts a replay if begin lies before what
+  // sliding layers hold. Positions from length() on belong to tokens that only
+  // the step knows, as guesses. At the positions `keep` recurrent layers keep
+  // copies of their states, so that the step can be committed up to there and
+  // checkpoints can be taken there. `before` is an export that the caller may
+  // go back to and does not use otherwise: a block that only `before` refers to
+  // as well is not treated as shared if the step continues in it. Requires:
+  // begin is next_position() or next_position_for_logits(), or the end of the
+  // step before; begin < length(); begin < end <= capacity_tokens(); `keep`
+  // ascending, within (begin, end). Throws CacheFull, changing nothing
+  // observable.
   KvStepView Prepare(const RunLock& lock, size_t begin, size_t end,
                      std::span<const size_t> keep = {},
                      const KvContent* before = nullptr);
-  // The step's keys and values of [step.begin, end) are complete: they are held
-  // from now on, the rest is dropped. Then releases sliding blocks that no row
-  // from `end` on can see. An uncommitted step leaves no trace. Takes the
-  // step's references over. Requires: begin < end <= step.end; end <= length(),
-  // the tokens there being those of the step; with recurrent layers, `end` is
-  // step.end or was to be kept.
+  // Commits a step up to `end`: its keys and values of [step.begin, end) are
+  // complete and held from now on, the rest is dropped. Then releases sliding
+  // blocks that no row from `end` on can see. A step that is not committed
+  // leaves no trace. Takes over the step's references. Requires: begin < end <=
+  // step.end; end <= length(), and the tokens there are those of the step; with
+  // recurrent layers, `end` is step.end or one of Prepare's `keep`.
   //
-  // Returns checkpoints, of no copies, at the positions `at` within (begin,
-  // end], taken before anything is released: a point inside a long step is
-  // kept without cutting the step. Those that computing cannot go on from are
-  // left out (in a warm-up, or a recurrent state that was not kept). Throws
+  // Returns checkpoints, without copies, at the positions `at` within (begin,
+  // end], taken before anything is released: a point inside a long step is kept
+  // without cutting the step. Leaves out points that computing cannot go on
+  // from (in a warm-up, or a recurrent state that was not kept). Throws
   // std::bad_alloc: nothing is committed then, and a replay may be due.
   std::vector<Checkpoint> Commit(const RunLock& lock, KvStepView& step,
                                  size_t end,
@@ -213,52 +224,52 @@ class KVCache {
   void Commit(const RunLock& lock, KvStepView& step) {
     Commit(lock, step, step.end);
   }
-  // What is held, for reading: positions up to `end`, which is computed(). Only
-  // attention layers have blocks there. Nullopt where a replay is due first.
-  // Valid until the conversation is changed.
+  // Returns what is held, for reading: positions up to `end`, which is
+  // computed(). Only attention layers have blocks there. Returns nullopt if a
+  // replay is due first. Valid until the conversation is changed.
   std::optional<KvStepView> View(const RunLock& lock) const;
-  // Adds a checkpoint that Commit returned to those of the conversation. False
-  // if the budget does not allow it. Requires: the transcript was not cut
-  // before its position since.
+  // Adds a checkpoint that Commit returned to those of the conversation.
+  // Returns false if the budget does not allow it. Requires: the transcript was
+  // not cut before its position since.
   bool AddCheckpoint(const RunLock& lock, Checkpoint checkpoint);
 
   // ---- Snapshots ----
 
-  // The conversation as bytes, piece by piece or at once; format in
-  // docs/snapshot-format.md. Saves what Export gives, so a running request is
-  // not held up. SnapshotWriter tells the size before.
+  // Write the conversation as bytes, piece by piece or at once; the format is
+  // in docs/snapshot-format.md. They save what Export returns, so a running
+  // request is not held up. SnapshotWriter tells the size in advance.
   void Save(const ByteSink& sink, bool checkpoints = false) const;
   std::vector<uint8_t> ToBytes(bool checkpoints = false) const;
-  // Throws CorruptFile if the bytes are not a whole, sound snapshot, Mismatch
-  // if they are of a format version from the future, CacheFull if the pool
-  // is full. Never reads outside `bytes`, whatever they are. Of the options,
-  // block_tokens and pool count, capacity_tokens and checkpoint_bytes where
-  // they are set; the rest is as it was saved.
+  // Restores a snapshot. Throws CorruptFile if the bytes are not a whole, sound
+  // snapshot, Mismatch if they are of a later format version, CacheFull if the
+  // pool is full. Never reads outside `bytes`, whatever they are. Of the
+  // options, block_tokens and pool apply, capacity_tokens and checkpoint_bytes
+  // if they are set; everything else is as it was saved.
   static std::unique_ptr<KVCache> FromBytes(std::span<const uint8_t> bytes,
                                             CacheOptions options = {});
 
   // ---- Inspection ----
 
-  // Positions [begin, end) whose keys and values a layer holds; empty for a
-  // recurrent layer, whose state is that of position `end`.
+  // Returns positions [begin, end) whose keys and values a layer holds; empty
+  // for a recurrent layer, which holds the state of position `end`.
   std::pair<size_t, size_t> HeldRange(size_t layer) const;
-  // Bytes of a layer's part of the blocks, shared ones included; none if it
-  // reads another layer's keys and values. Over all layers: nbytes() +
-  // shared_nbytes(), less what checkpoints alone hold and the padding between
-  // recurrent states.
+  // Returns the bytes of a layer's part of the blocks, shared ones included; 0
+  // if it reads another layer's keys and values. The sum over all layers is
+  // nbytes() + shared_nbytes(), without blocks that only checkpoints hold and
+  // the padding between recurrent states.
   size_t LayerBytes(size_t layer) const;
-  // Dequantized copy, [tokens, kv_heads, head_dim], of the held range.
+  // Returns a dequantized copy of the held range, [tokens, kv_heads, head_dim].
   // Requires: an attention layer.
   std::vector<float> CopyLayer(size_t layer, bool values) const;
-  // Copy of a recurrent layer's state, [1 + conv_tail, lru_width].
+  // Returns a copy of a recurrent layer's state, [1 + conv_tail, lru_width].
   std::vector<float> CopyLayerState(size_t layer) const;
-  // The full blocks of the computed part that begin at position `from` or
-  // later, in order: what a prefix index or a lower tier stores. The references
-  // keep the blocks as they are.
+  // Returns the full blocks of the computed part that begin at position `from`
+  // or later, in order, for a prefix index or a lower tier. The references keep
+  // the blocks as they are.
   std::vector<SealedBlock> SealedBlocks(size_t from = 0) const;
 
  private:
-  // Where the next step begins, and on what.
+  // Where the next step begins, and on what it goes on.
   struct StartPoint {
     enum Source { kHeld, kCheckpoint, kCold };
     size_t position;
@@ -268,11 +279,11 @@ class KVCache {
   };
   class IdleCheckpoints;
 
-  // The state's mutex, for whoever holds the run lock.
+  // Returns the state's mutex to the holder of the run lock.
   Mutex& ToChange(const RunLock& run_lock) const
       GKV_ANALYSIS(lock_returned(state_mutex_));
-  StartPoint Start(const KvContent& state, size_t target) const;
-  StartPoint NextStart(const KvContent& state, bool for_logits) const;
+  StartPoint FindStart(const KvContent& state, size_t target) const;
+  StartPoint FindNextStart(const KvContent& state, bool for_logits) const;
   void Rewind(KvContent& state, size_t length,
               const Checkpoint* made_here) const;
   struct Bytes {

@@ -13,11 +13,15 @@
 
 namespace gkv {
 
-// What one conversation holds, as a value: pages of token ids and blocks are
-// shared by copies, so copying is O(blocks) and copies no key or value.
-// GroupCache::Export tells the blocks of each group and what of them counts.
+// The content of one conversation, as a value: the transcript, the blocks of
+// each group, the checkpoints, and the fingerprint of the weights. A copy
+// shares pages of token ids and blocks, so copying is O(blocks) and copies no
+// key or value. KVCache owns one and guards it by its mutex; Export copies it
+// out, Adopt takes one in, and a request keeps a copy to go back to.
+// Invariants: computed <= log.size(), and those at the top of kv_cache.cc.
+// GroupCache::Export lists the blocks of a group and their valid parts.
 struct KvContent {
-  // Of nothing; steps take their blocks from `pool`.
+  // Empty content; steps take their blocks from `pool`.
   KvContent(const std::shared_ptr<const KvLayout>& layout,
             const std::shared_ptr<BlockPool>& pool)
       : log(layout->block_tokens()), groups(MakeGroups(layout, pool)) {}

@@ -63,7 +63,7 @@ std::vector<HeldBlock> CopyHeld(const KvLayout& from,
     return copies;
   }
   for (size_t i = 0; i < held.size();) {
-    // As many as follow each other without a gap.
+    // The number of parts that follow each other without a gap.
     size_t count = 1;
     while (i + count < held.size() &&
            held[i + count].begin == held[i + count - 1].end) {

@@ -11,21 +11,21 @@
 #include "cache/kv_layout.h"
 #include "ops/kv_strip.h"
 
-// How what is held of positions [begin, end) goes from place to place: from
-// blocks to blocks of another size, to snapshots, to objects of the store, and
-// back. All of these hold it as strips (ops/kv_strip.h), which lie together by
-// layer: for each of its heads the keys, then the values. They differ in the
-// positions of a strip: a block and an object have `block_tokens` of them, a
-// snapshot has all of a range of its header. No copy touches a byte of other
-// positions: another thread may be writing those.
+// Copies of what is held of positions [begin, end): from blocks to blocks of
+// another size, to snapshots, to objects of the store, and back. All of these
+// hold it as strips (ops/kv_strip.h), which lie together by layer: for each of
+// its heads the keys, then the values. They differ in the positions of a strip:
+// in a block and an object it has `block_tokens` of them, in a snapshot all of
+// a range of its header. No copy touches a byte of other positions: another
+// thread may be writing those.
 
 namespace gkv {
 
-// What is held of some positions, by group: parallel to KvLayout::groups().
+// What is held of some positions, parallel to KvLayout::groups().
 using HeldSet = std::vector<std::vector<HeldBlock>>;
 
-// Strips of one layer, or one of these strips: each has `tokens` tokens, the
-// first of which is of position `first`.
+// The strips of one layer, or one of them: each has `tokens` tokens, the first
+// of which is at position `first`.
 template <typename Byte>
 struct KvStrips {
   Byte* data;
@@ -33,7 +33,7 @@ struct KvStrips {
   size_t tokens;
 };
 
-// Those of a layer in a block, of which `position` is one.
+// Returns the strips of a layer in the block that has `position`.
 template <typename Byte>
 KvStrips<Byte> StripsIn(const KvLayout& layout, size_t layer, Byte* block,
                         size_t position) {
@@ -58,10 +58,11 @@ void CopyPositions(const KvLayout& from, std::span<const HeldBlock> held,
                    const KvLayout& to, size_t group, size_t begin, size_t end,
                    uint8_t* block);
 
-// Copies what a block of the recurrent group holds.
+// Copies the content of a block of the recurrent group.
 void CopyState(const KvLayout& layout, const uint8_t* from, uint8_t* to);
 
-// The same positions in blocks of `to`'s size from `pool`. Throws CacheFull.
+// Returns copies of the same positions in blocks of `to`'s size from `pool`.
+// Throws CacheFull.
 std::vector<HeldBlock> CopyHeld(const KvLayout& from,
                                 std::span<const HeldBlock> held,
                                 const KvLayout& to, size_t group,

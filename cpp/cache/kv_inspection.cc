@@ -1,4 +1,5 @@
-// What KVCache tells of its content: layers, sealed blocks, bytes.
+// The functions of KVCache that inspect its content: layers, sealed blocks,
+// bytes.
 
 #include <algorithm>
 #include <cstring>

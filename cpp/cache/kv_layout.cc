@@ -18,7 +18,7 @@ constexpr size_t kMaxHeadDim = 4096;
 constexpr size_t kMaxWindow = size_t{1} << 30;
 constexpr size_t kMaxLruWidth = size_t{1} << 20;
 constexpr size_t kMaxConvTail = 64;
-// In a hash, where another layer would begin with its kind.
+// Marks a sharing layer in a hash, in place of a layer's kind.
 constexpr uint32_t kShares = 0xFFFFFFFF;
 
 void CheckSpec(size_t layer, const KvLayerSpec& spec) {
@@ -41,7 +41,8 @@ void CheckSpec(size_t layer, const KvLayerSpec& spec) {
   check("conv_tail", spec.conv_tail, 0, recurrent ? kMaxConvTail : 0);
 }
 
-// A layer reads what an earlier one of the same kind and shape stores.
+// Throws unless a layer reads what an earlier one of the same kind and shape
+// stores.
 void CheckShares(size_t layer, const std::vector<KvLayerSpec>& layers) {
   const KvLayerSpec& spec = layers[layer];
   const size_t owner = *spec.shares;
@@ -146,7 +147,7 @@ size_t KvLayout::checkpoint_bytes() const {
   size_t bytes = state_bytes();
   for (const KvGroup& group : groups_) {
     if (group.kind != LayerKind::kSliding) continue;
-    // A window lies anywhere in its blocks.
+    // A window may begin anywhere in a block.
     bytes += (CeilDiv(group.window, block_tokens_) + 1) * group.block_bytes;
   }
   return bytes;

@@ -27,15 +27,15 @@ struct KvLayerSpec {
   // positions, which the temporal convolution looks back on, oldest first.
   size_t lru_width = 0;
   size_t conv_tail = 0;
-  // Attention layers: an earlier layer of the same kind, window and shape
-  // whose keys and values this one reads, having none of its own.
+  // Attention layers: an earlier layer of the same kind, window and shape whose
+  // keys and values this one reads; it has none of its own.
   std::optional<size_t> shares = std::nullopt;
 };
 
-// Layers of one kind, and of one window if they slide, move together. A block
-// of an attention group holds `block_tokens` positions of all its layers; a
-// block of the recurrent group holds the state of all its layers after one
-// position.
+// The layers of one kind, and of one window if they slide, which move together.
+// A block of an attention group holds `block_tokens` positions of all its
+// layers; a block of the recurrent group holds the state of all its layers
+// after one position.
 struct KvGroup {
   LayerKind kind;
   size_t window;               // kSliding, else 0
@@ -43,8 +43,8 @@ struct KvGroup {
   size_t block_bytes = 0;
 };
 
-// Where every key and value of a conversation lies. Derived from the shape of
-// a model alone; the only place that does layout arithmetic. Immutable.
+// Says where every key and value of a conversation lies. Derived from the shape
+// of a model alone; the only place that does layout arithmetic. Immutable.
 class KvLayout {
  public:
   // Throws InvalidArgument if `layers` is empty, a size is out of the range of
@@ -56,12 +56,13 @@ class KvLayout {
   KvDtype dtype() const { return dtype_; }
   size_t block_tokens() const { return block_tokens_; }
 
-  // In the order of their first layers. Everything else by group is parallel.
+  // The groups in the order of their first layers. Everything else that is by
+  // group is parallel to them.
   std::span<const KvGroup> groups() const { return groups_; }
-  // The group that stores what a layer reads.
+  // The index of the group that stores what a layer reads.
   size_t group_of(size_t layer) const { return group_of_[layer]; }
-  // Byte offset of a strip inside a block of the layer's group; of the strip
-  // that is read if the layer shares. Requires: an attention layer.
+  // Return the byte offset of a strip inside a block of the layer's group; if
+  // the layer shares, of the strip that it reads. Requires: an attention layer.
   size_t key_offset(size_t layer, size_t kv_head) const;
   size_t value_offset(size_t layer, size_t kv_head) const;
   size_t strip_bytes(size_t layer) const;
@@ -78,25 +79,27 @@ class KvLayout {
     }
   }
 
-  // Byte offset of a recurrent layer's state inside a block of its group, and
-  // the number of floats there. Requires: a recurrent layer.
+  // Return the byte offset of a recurrent layer's state inside a block of its
+  // group, and the number of floats there. Requires: a recurrent layer.
   size_t state_offset(size_t layer) const { return layer_offset_[layer]; }
   size_t state_floats(size_t layer) const;
 
-  // Bytes that one more token adds in layers of an attention kind (in sliding
-  // ones it is held for at most about their window).
+  // Returns the bytes that one more token adds in layers of an attention kind
+  // (sliding layers hold it for at most about their window).
   size_t bytes_per_token(LayerKind kind) const;
-  // Bytes of the states of a conversation; 0 without recurrent layers.
+  // Returns the bytes of the states of a conversation; 0 without recurrent
+  // layers.
   size_t state_bytes() const;
-  // Bytes of a conversation of `tokens` tokens at rest. Throws InvalidArgument
-  // for more tokens than bytes can be counted of.
+  // Returns the bytes of a conversation of `tokens` tokens between two
+  // requests. Throws InvalidArgument if the number of bytes would overflow.
   size_t bytes_at(size_t tokens) const;
-  // What a checkpoint that shares nothing with others holds: the window of
-  // sliding layers and the state of recurrent ones. 0 if all layers are full.
+  // Returns the bytes of a checkpoint that shares nothing with others: the
+  // window of sliding layers and the state of recurrent ones. 0 if all layers
+  // are full.
   size_t checkpoint_bytes() const;
 
   // Two layouts with the same hash store the same bytes for the same tokens.
-  // block_tokens does not enter.
+  // The hash does not depend on block_tokens.
   Hash128 hash() const;
 
  private:
@@ -108,8 +111,8 @@ class KvLayout {
   std::vector<size_t> layer_offset_;  // [layers], of its first byte
 };
 
-// Where two layouts part first, as in "layer 2: head_dim is 32, expected 64";
-// "" where they have the same hash.
+// Returns the first difference of two layouts, as in "layer 2: head_dim is 32,
+// expected 64"; "" if they have the same hash.
 std::string FirstDifference(const KvLayout& found, const KvLayout& expected);
 
 }  // namespace gkv

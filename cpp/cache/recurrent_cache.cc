@@ -24,7 +24,7 @@ std::optional<size_t> RecurrentCache::ResumeAt(size_t limit, size_t) const {
   for (auto state = states_.rbegin(); state != states_.rend(); ++state) {
     if (state->position <= limit) return state->position;
   }
-  // Only an empty group begins with the zero state: otherwise position 0 is a
+  // Only an empty group begins with the zero state. Otherwise position 0 is a
   // cold start, which clears the other groups too.
   if (!states_.empty()) return std::nullopt;
   return 0;
@@ -68,7 +68,7 @@ GroupStep RecurrentCache::Prepare(size_t begin, size_t end,
 }
 
 void RecurrentCache::Commit(GroupStep& step, size_t begin, size_t end) {
-  // A step that went back to the beginning of the last one takes its place.
+  // A step that went back to the beginning of the last step replaces it.
   Rewind(begin);
   if (states_.size() > 1) states_.erase(states_.begin(), states_.end() - 1);
   for (auto& [position, state] : step.kept) {

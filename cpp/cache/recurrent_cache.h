@@ -5,15 +5,15 @@
 
 namespace gkv {
 
-// Recurrent layers: one state of fixed size stands for everything before a
-// position (layout: KvLayerSpec). It is zero at position 0.
+// The states of recurrent layers: one state of fixed size stands for everything
+// before a position (layout: KvLayerSpec). It is zero at position 0.
 //
 // A state block is written by the step that makes it and never again: a step
-// turns a copy of the state into the next one, and copies it where it is asked
-// to. So a reference is a snapshot, and one from before the last is kept too:
-// computing can go back to the beginning of the last step, or to the last
-// position within it that was kept. Anything further back needs a checkpoint or
-// starts at 0.
+// turns a copy of the state into the next one, and copies it at the positions
+// where it is asked to. So a reference to a block is a snapshot. The state
+// before the last one is kept too: computing can go back to the beginning of
+// the last step, or to the last position within it that was kept. Anything
+// further back needs a checkpoint or starts at 0.
 class RecurrentCache final : public GroupCache {
  public:
   RecurrentCache(std::shared_ptr<const KvLayout> layout,
@@ -45,7 +45,8 @@ class RecurrentCache final : public GroupCache {
 
   std::shared_ptr<const KvLayout> layout_;
   std::shared_ptr<BlockPool> pool_;
-  // Ascending. Behind a Forget(RewindFloor()): the last and the one before it.
+  // Ascending. After Forget(RewindFloor()): the last state and the one before
+  // it.
   std::vector<Snapshot> states_;
 };
 

@@ -10,17 +10,18 @@
 namespace gkv {
 namespace {
 
-// A reader that is at it may take what it waits for in this time.
+// A reader that is busy may take in this time what the holder waits for.
 constexpr std::chrono::milliseconds kGrace{100};
 constexpr std::chrono::milliseconds kPollInterval{50};
-// Looks in a row, behind the first, that find a reader who has taken nothing:
-// were the process frozen between two of them, so was the reader.
+// The number of looks in a row, after the first, that must see a reader that
+// has taken nothing: if the process was frozen between two looks, so was the
+// reader.
 constexpr int kLooks = 2;
 
 }  // namespace
 
-// Whoever gets the lock next may destroy the gate: it is not touched behind the
-// mutex.
+// The next holder may destroy the gate: it is not touched after the mutex is
+// unlocked.
 void RunLock::Release() noexcept {
   if (gate_ == nullptr) return;
   RunGate* const gate = std::exchange(gate_, nullptr);
@@ -83,7 +84,7 @@ RunLock RunGate::Take() noexcept {
   return RunLock(this, ++serial_);
 }
 
-// Throws if there is nothing to wait for.
+// Throws if the holder is none that may be waited for.
 void RunGate::CheckHolder(LockWait& wait) const {
   if (holder_process_.InChild()) {
     throw Error(

@@ -15,9 +15,9 @@ namespace gkv {
 
 class RunGate;
 
-// Proof that its holder alone runs steps on, or changes, one KVCache: from
-// KVCache::Lock() or TryLock(). May be moved to, and released on, any thread.
-// The cache must outlive it.
+// The proof that its holder alone runs steps on, or changes, one KVCache. It
+// comes from KVCache::Lock() or TryLock(). It may be moved to, and released on,
+// any thread. The cache must outlive it.
 class RunLock {
  public:
   RunLock() = default;
@@ -32,12 +32,12 @@ class RunLock {
   ~RunLock() { Release(); }
 
   explicit operator bool() const { return gate_ != nullptr; }
-  // The locks of a cache are numbered: of two with consecutive numbers, nobody
-  // held one in between. Stays when the lock is released.
+  // The number of the lock among those of the cache: nobody held a lock between
+  // two with consecutive numbers. It stays when the lock is released.
   uint64_t serial() const { return serial_; }
   void Release() noexcept;
-  // Says whether the holder can go on only when somebody reads what it made, and
-  // if so, that nothing has been read from now on.
+  // Says whether the holder waits until somebody reads what it made. If so, the
+  // time of that wait begins now.
   void set_waits_for_reader(bool waits) const noexcept;
 
  private:
@@ -48,7 +48,7 @@ class RunLock {
   uint64_t serial_ = 0;
 };
 
-// One call that waits for a lock: what its looks at the gate have found. Not
+// One call that waits for a lock, and what it has seen of the gate. Not
 // thread-safe.
 class LockWait {
  public:
@@ -59,35 +59,38 @@ class LockWait {
   const std::chrono::steady_clock::time_point begin_ =
       std::chrono::steady_clock::now();
   // Since when the holder waited for its reader at the last look, and how many
-  // looks in a row, behind the first, found the same.
+  // looks in a row after the first one saw the same.
   std::chrono::steady_clock::time_point reader_since_;
   int looks_ = 0;
 };
 
 // Hands out one RunLock at a time. Thread-safe. A thread that works for a step
-// (InsideStep) waits for no lock, since others wait for it: where it would have
-// to, Lock() and TryLock(wait) throw Busy.
+// (InsideStep) does not wait for a lock, since others wait for it: Lock() and
+// TryLock(wait) throw Busy instead.
 class RunGate {
  public:
   explicit RunGate(ForkScope& scope) : mutex_(scope) {}
   RunGate(const RunGate&) = delete;
 
   // Waits while another lock is held, calling `poll` now and then, which may
-  // throw to give up. Nobody waits for a reader: throws Busy if the holder has
-  // done so for 100 ms of the call on end and at three looks: a process that
-  // was frozen, or had no processor, looks again after its readers had theirs.
-  // Nor for what did not come along when the process was forked: throws Error.
+  // throw to give up. Does not wait for a reader: throws Busy if the holder has
+  // waited for its reader during 100 ms of the call and at three looks in a
+  // row. (If the process was frozen, or had no processor, readers get their
+  // turn before the next look.) Does not wait for a holder that stayed in the
+  // parent when the process was forked: throws Error.
   RunLock Lock(const std::function<void()>& poll = {});
-  // A lock that holds nothing if another one is held.
+  // Returns a lock that holds nothing if another one is held.
   RunLock TryLock() noexcept;
-  // The same; `on_free`, if not null, is then called once, on any thread, when
-  // that one is let go of. Throws as Lock() does; `wait` is the caller's, the
-  // same at each of its attempts, between which readers get their turn.
+  // The same. If another lock is held, `on_free`, if not null, is called once,
+  // on any thread, when that one is released. Throws as Lock() does. `wait` is
+  // the caller's, the same at each of its attempts, between which readers get
+  // their turn.
   using Callback = std::shared_ptr<const std::function<void()>>;
   RunLock TryLock(LockWait& wait, const Callback& on_free);
-  // The same if somebody held one since the lock numbered `serial`.
+  // Returns a lock that holds nothing if another one is held, or was held after
+  // the lock with the number `serial`.
   RunLock TryLockAfter(uint64_t serial) noexcept;
-  // Whether a lock is held at this moment.
+  // Whether a lock is held now.
   bool held() const noexcept {
     const MutexLock lock(mutex_);
     return held_;
@@ -107,7 +110,7 @@ class RunGate {
   uint64_t serial_ GUARDED_BY(mutex_) = 0;
   std::vector<Callback> waiting_ GUARDED_BY(mutex_);
   bool waits_for_reader_ GUARDED_BY(mutex_) = false;
-  // If it does.
+  // Since when, if it does.
   std::chrono::steady_clock::time_point waits_since_ GUARDED_BY(mutex_);
 };
 

@@ -12,10 +12,11 @@
 #include "cache/snapshot_format.h"
 #include "io/byte_io.h"
 
-// A conversation as bytes; docs/snapshot-format.md describes every field.
+// Writes a conversation as bytes; docs/snapshot-format.md describes every
+// field.
 //
-// What checkpoints and the present hold overlaps, and where it does it is the
-// same: keys, values and states follow from the tokens before them. So a
+// The content of checkpoints and of the present overlaps, and is equal where it
+// does: keys, values and states follow from the tokens before them. So a
 // snapshot stores every position once, and a restored cache shares one block
 // between all that hold a part of it.
 
@@ -23,11 +24,12 @@ namespace gkv {
 
 class SnapshotWriter {
  public:
-  // Of what `cache` holds now, by reference.
+  // Writes what `cache` holds now, to which it refers.
   SnapshotWriter(const KVCache& cache, bool checkpoints);
 
   uint64_t size_bytes() const { return size_bytes_; }
-  // Gives all bytes to `sink` in pieces of about 256 KiB, made one at a time.
+  // Gives all bytes to `sink`, in pieces of about 256 KiB that are made one at
+  // a time.
   void Write(const ByteSink& sink) const;
 
  private:
@@ -44,12 +46,14 @@ class SnapshotWriter {
   KvContent content_;
   SnapshotHeader header_;
   uint64_t size_bytes_;
-  // What is stored, by group and index of the block, or position of the state.
+  // The content to store, by group and index of the block, or position of the
+  // state.
   std::vector<std::map<size_t, std::vector<HeldBlock>>> held_;
 };
 
-// Calls fn(layer, range) for the keys and values in a payload, in order: the
-// strips of all heads of the layer, of range.tokens() tokens each.
+// Calls fn(layer, range) for the keys and values in a payload, in their order:
+// each time the strips of all heads of the layer, of range.tokens() tokens
+// each.
 template <typename Fn>
 void ForRanges(const KvLayout& layout, const SnapshotHeader& header,
                const Fn& fn) {

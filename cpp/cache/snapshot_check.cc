@@ -13,15 +13,15 @@ namespace {
 
 constexpr size_t kSealBytes = sizeof(Hash128);
 
-// Messages of the decoder name the format; here that is plain.
+// Removes the name of the format from a message of the decoder.
 std::string Brief(const std::string& message) {
   constexpr std::string_view kPrefix = "snapshot: ";
   return message.starts_with(kPrefix) ? message.substr(kPrefix.size())
                                       : message;
 }
 
-// The section of `size` bytes and a checksum that follows. False if it does
-// not fit: nothing can be said of what comes behind it.
+// Checks a section of `size` bytes and the checksum after it. Returns false if
+// it does not fit: then nothing can be said of what comes after it.
 bool CheckSealed(const char* name, uint64_t size, ByteReader& reader,
                  SnapshotCheck& check) {
   const size_t offset = reader.offset();

@@ -9,7 +9,7 @@
 
 namespace gkv {
 
-// One part of a snapshot, its checksum included.
+// One part of a snapshot, including its checksum.
 struct SnapshotSection {
   std::string name;  // "header", "token ids", "keys and values", "content"
   size_t offset;
@@ -22,11 +22,11 @@ struct SnapshotCheck {
   std::vector<SnapshotSection> sections;
 };
 
-// Checks a snapshot section by section, going on behind a bad one: where the
-// header is sound, every checksum is checked. The last entry, "content", is
+// Checks a snapshot section by section, and goes on after a bad one: if the
+// header is sound, every checksum is checked. The last entry, "content", says
 // whether the whole restores; it has no bytes of its own, and is there if all
-// others are sound. Throws CorruptFile if it is no snapshot, Mismatch for a
-// later version. Never reads outside `bytes`.
+// others are sound. Throws CorruptFile if the bytes are no snapshot, Mismatch
+// for a later version. Never reads outside `bytes`.
 SnapshotCheck CheckSnapshot(std::span<const uint8_t> bytes);
 
 }  // namespace gkv

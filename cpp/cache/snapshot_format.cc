@@ -82,7 +82,7 @@ bool HasState(const SnapshotHeader& h, uint64_t position) {
   return std::binary_search(h.states.begin(), h.states.end(), position);
 }
 
-// What a mark refers to must be there.
+// Throws unless everything that a mark refers to is there.
 void CheckMark(const SnapshotHeader& h, const SnapshotHeader::Mark& mark) {
   Check("position of a mark", mark.position, 0, h.computed);
   Check("length of a mark", mark.length, mark.position, h.length);
@@ -112,7 +112,7 @@ void CheckMark(const SnapshotHeader& h, const SnapshotHeader::Mark& mark) {
   }
 }
 
-// The counts must fit together before anything is computed from them.
+// Throws unless the counts fit together. Nothing is computed from them before.
 void CheckHeader(const SnapshotHeader& h) {
   Check("capacity", h.capacity_tokens, 1, kMaxTokens);
   Check("length", h.length, 0, h.capacity_tokens);
@@ -151,7 +151,8 @@ void CheckHeader(const SnapshotHeader& h) {
   }
 }
 
-// The five counts of version 1. The last two say what sliding layers hold.
+// Reads the five counts of version 1. The last two say what sliding layers
+// hold.
 SnapshotHeader::Range ReadCounts1(ByteReader& reader, SnapshotHeader& header) {
   header.capacity_tokens = reader.Read<uint64_t>("capacity");
   header.length = reader.Read<uint64_t>("length");
@@ -172,7 +173,7 @@ void AddMark1(const SnapshotHeader::Range& held, SnapshotHeader& header) {
       {held.end, header.length, held.end, {{window, held.begin}}});
 }
 
-// Marks and sliding ranges. Before version 3 there is one window at most.
+// Reads marks and sliding ranges. Before version 3 there is one window at most.
 void ReadMarks(ByteReader& reader, uint32_t version, uint32_t num_marks,
                uint32_t num_ranges, SnapshotHeader& header) {
   std::set<size_t> windows = Windows(header.layers);
@@ -329,8 +330,8 @@ uint64_t RangeBytes(const KvLayout& layout, size_t layer,
          KvStripBytes(layout.dtype(), range.tokens(), spec.head_dim);
 }
 
-// Terms are below 2^57 by the limits above and those of KvLayout; sums that no
-// input has bytes for stop there.
+// Terms are below 2^57 by the limits above and those of KvLayout. The sum stops
+// when it exceeds every input.
 uint64_t SnapshotPayloadBytes(const KvLayout& layout,
                               const SnapshotHeader& header) {
   constexpr uint64_t kAbsurd = uint64_t{1} << 60;

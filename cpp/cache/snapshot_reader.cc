@@ -72,7 +72,7 @@ class Storage {
     }
   }
 
-  // Puts what a mark refers to, and the full layers' part, into empty groups.
+  // Puts into empty groups what a mark refers to, and the full layers' part.
   void Restore(const Mark& mark, GroupSet& groups) const {
     for (size_t g = 0; g < groups.size(); ++g) {
       if (groups[g]) groups[g]->Adopt(Held(g, mark));

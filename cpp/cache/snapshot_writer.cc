@@ -16,12 +16,13 @@ constexpr size_t kPieceBytes = size_t{256} << 10;
 
 }  // namespace
 
-// Gathers small parts into pieces for the sink; a checksum ends each section.
+// Collects small parts into pieces for the sink, and ends each section with a
+// checksum.
 class SnapshotWriter::Sections {
  public:
   explicit Sections(const ByteSink& sink) : sink_(sink) {}
 
-  // Zeros to write to until the next call.
+  // Returns zeroed bytes to write to, valid until the next call.
   uint8_t* Next(size_t size) {
     if (piece_.size() + size > kPieceBytes) Flush();
     piece_.resize(piece_.size() + size);
@@ -75,7 +76,7 @@ SnapshotWriter::SnapshotWriter(const KVCache& cache, bool checkpoints)
   header_.layers = layout_->layers();
   const GroupSet& groups = content_.groups;
   const size_t present = ResumeAt(groups, content_.computed).value_or(0);
-  // Nothing is stored of a warm-up under way: it starts anew.
+  // Nothing is stored of an unfinished warm-up: it starts anew.
   const bool usable = ResumeAt(groups, present) == present;
   AddMark(groups, usable ? present : 0, header_.length);
   if (checkpoints) {
@@ -89,7 +90,7 @@ SnapshotWriter::SnapshotWriter(const KVCache& cache, bool checkpoints)
                 SnapshotPayloadBytes(*layout_, header_) + 2 * sizeof(Hash128);
 }
 
-// What groups hold for going on at `position`.
+// Adds a mark with what groups hold for going on at `position`.
 void SnapshotWriter::AddMark(const GroupSet& groups, size_t position,
                              size_t length) {
   Mark mark{position, length, position, {}};
@@ -119,7 +120,8 @@ void SnapshotWriter::AddMark(const GroupSet& groups, size_t position,
   header_.marks.push_back(std::move(mark));
 }
 
-// The unions of what sliding layers hold, ascending and apart, and all states.
+// Completes the header with the unions of what sliding layers hold, ascending
+// and disjoint, and with all states.
 void SnapshotWriter::CompleteHeader() {
   for (auto& [window, held] : header_.sliding) {
     std::sort(held.begin(), held.end(), [](const Range& a, const Range& b) {
@@ -168,8 +170,8 @@ void SnapshotWriter::Write(const ByteSink& sink) const {
   out.Flush();
 }
 
-// Token groups of a strip lie one behind the other, and so a run of them is a
-// strip of its own; but in int8 the scales follow the numbers of all.
+// Token groups of a strip are adjacent, so a run of them is a strip of its own;
+// but in int8 the scales come after the numbers of all.
 void SnapshotWriter::WriteStrip(size_t layer, size_t head, const Range& range,
                                 bool values, Sections& out) const {
   const KvDtype dtype = layout_->dtype();

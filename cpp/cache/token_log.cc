@@ -34,7 +34,7 @@ void TokenLog::AppendToPage(std::span<const int32_t> tokens) {
         page_tokens_, PrefixHash(size_ / page_tokens_)));
     pages_.back()->claimed = end;
   } else if (!pages_.back()->claimed.compare_exchange_strong(expected, end)) {
-    // Somebody went on from here already, or this log was cut.
+    // Another log has continued from here, or this log was cut.
     const TokenPage& old = *pages_.back();
     auto page = std::make_shared<TokenPage>(page_tokens_, old.parent);
     std::copy_n(old.tokens.begin(), used, page->tokens.begin());

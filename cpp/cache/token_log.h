@@ -21,14 +21,14 @@ struct TokenPage {
       : tokens(page_tokens), parent(parent_hash) {}
 
   std::vector<int32_t> tokens;
-  std::atomic<size_t> claimed = 0;  // slots [0, claimed) belong to somebody
-  const Hash128 parent;             // of the page before; zero for the first
+  std::atomic<size_t> claimed = 0;  // slots [0, claimed) are taken
+  const Hash128 parent;  // hash of the page before; zero for the first
   Hash128 hash;                     // of a sealed page: over (parent, tokens)
 };
 
-// Transcript of one conversation in pages shared between forks: copying is
-// O(pages) reference copies. Not thread-safe; copies are independent: of those
-// that share a page with room left, the first to append takes it.
+// The transcript of one conversation, in pages that forks share: copying is
+// O(pages) reference copies. Not thread-safe. Copies are independent: of
+// several that share a page with room left, the first to append takes the room.
 class TokenLog {
  public:
   // `page_tokens` is the cache's block size.
@@ -41,14 +41,14 @@ class TokenLog {
   void Truncate(size_t size);
   // Requires: begin + out.size() <= size().
   void Copy(size_t begin, std::span<int32_t> out) const;
-  // Hash of the sealed pages that cover tokens [0, pages * page_tokens).
-  // Requires: that many full pages exist. Zero for 0 pages.
+  // Returns the hash of the sealed pages that cover tokens [0, pages *
+  // page_tokens); zero for 0 pages. Requires: that many full pages exist.
   Hash128 PrefixHash(size_t pages) const;
-  // Requires: as above for `page` + 1 pages. It is sealed.
+  // Returns a page, which is sealed. Requires: `page` + 1 full pages exist.
   std::shared_ptr<const TokenPage> SealedPage(size_t page) const;
 
  private:
-  // Requires: they fit into the page that holds the end.
+  // Requires: the tokens fit into the page that holds the end.
   void AppendToPage(std::span<const int32_t> tokens);
 
   size_t page_tokens_;

@@ -27,7 +27,7 @@ void CacheTransaction::GiveBlocksBack() {
 
 bool CacheTransaction::TruncateLate(size_t length) {
   const std::shared_ptr<KVCache> cache = ended_cache_.lock();
-  if (cache == nullptr) return true;  // nobody can
+  if (cache == nullptr) return true;  // there is nothing left to cut
   const RunLock lock = cache->TryLockAfter(lock_.serial());
   if (!lock) return false;
   if (before_ && length == start_length_) {

@@ -11,45 +11,45 @@
 
 namespace gkv {
 
-// What one request does to a conversation, from its beginning to its end: holds
-// the run lock, and the content to go back to. Not thread-safe.
+// The change that one request makes to a conversation. It holds the run lock
+// and the content from before, and ends with Keep or Undo. Not thread-safe.
 class CacheTransaction {
  public:
   // Appends `prompt`. Throws CacheFull, changing nothing, if it does not fit.
   // `lock` is the cache's and is taken over unless this throws.
   CacheTransaction(std::shared_ptr<KVCache> cache, RunLock&& lock,
                    std::span<const int32_t> prompt);
-  // One that is still open is undone.
+  // Undoes a transaction that is still open.
   ~CacheTransaction() { Undo(); }
   CacheTransaction(const CacheTransaction&) = delete;
 
-  // Requires of what follows, up to the ends: open.
+  // cache() to GiveBlocksBack() require: open.
   bool open() const { return cache_ != nullptr; }
   KVCache& cache() const { return *cache_; }
   const RunLock& lock() const { return lock_; }
-  // KVCache::Prepare of a step of the request.
+  // KVCache::Prepare for a step of the request.
   KvStepView Prepare(size_t begin, size_t end, std::span<const size_t> keep) {
     return cache_->Prepare(lock_, begin, end, keep, &*before_);
   }
   // Gives back the blocks that were filled since the beginning. The transcript
-  // stays, what was computed of it is pending again. Throws std::bad_alloc,
+  // stays, and what was computed of it is pending again. Throws std::bad_alloc,
   // changing nothing.
   void GiveBlocksBack();
 
-  // Transcript lengths: before the prompt, and with it.
+  // The lengths of the transcript before the prompt and with it.
   size_t start_length() const { return start_length_; }
   size_t prompt_end() const { return prompt_end_; }
 
-  // Ends, from any thread. Whoever made the request decides how long the
-  // conversation lives: it is let go of. With `revocable`, what to go back to
-  // is not, until Confirm() or the end of this.
+  // End the transaction, from any thread, and release the conversation. With
+  // `revocable`, the content from before stays until Confirm() or the end of
+  // this object.
   void Keep(bool revocable) noexcept { Close(false, revocable); }
   // Requires: not open.
   void Confirm() noexcept { before_.reset(); }
   void Undo() noexcept { Close(true, false); }
-  // Cuts a conversation that was kept down to `length` tokens, if nobody has
-  // used it since; false if somebody has. What is revocable is exactly as it
-  // was when cut down to start_length(). Throws std::bad_alloc.
+  // Cuts a conversation that was kept to `length` tokens, if nobody has used it
+  // since; returns false if somebody has. A revocable one that is cut to
+  // start_length() is exactly as it was. Throws std::bad_alloc.
   bool TruncateLate(size_t length);
 
  private:

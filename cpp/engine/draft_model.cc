@@ -11,18 +11,21 @@
 namespace gkv {
 namespace {
 
-// So much is new to a conversation that it takes part in rounds nevertheless:
-// its first row is one of a few more.
+// A conversation takes part in rounds with up to so many new tokens: they are a
+// few more rows of its first round.
 constexpr size_t kNear = 16;
-// Rows of a first round whose next token is known and judged, at most.
+// The most rows of a first round whose guesses are judged: their next token is
+// known.
 constexpr size_t kJudgedRows = 8;
-// Rows of logits of one step at most.
+// The most rows of logits of one step.
 constexpr size_t kLogitsRows = 32;
-// Shorter beginnings are computed again sooner than taken over.
+// Shorter prefixes are computed again, which takes less time than taking them
+// over.
 constexpr size_t kWorthSharing = 16;
-// What one row of many takes, as a share of a round, before it was measured.
+// The time of one row of many as a share of a round, before it was measured.
 constexpr double kRowShare = 0.07;
-// Tokens that a reply is expected to have, and to have still, whatever it has.
+// The number of tokens that a reply is expected to have, and to have left, at
+// least.
 constexpr size_t kExpectedTokens = 64;
 
 }  // namespace
@@ -38,8 +41,10 @@ DraftModel::DraftModel(std::shared_ptr<const Model> model, const Model& target,
 
 // ---- What it knows of conversations ----
 
-// How many tokens both begin with; those before `begin` are known to be equal.
-size_t DraftModel::Common(const KVCache& a, const KVCache& b, size_t begin) {
+// Returns the length of the common prefix. The tokens before `begin` are known
+// to be equal.
+size_t DraftModel::CountCommon(const KVCache& a, const KVCache& b,
+                               size_t begin) {
   constexpr size_t kPiece = 256;
   const size_t most = std::min(a.length(), b.length());
   std::array<int32_t, kPiece> of_a, of_b;
@@ -56,16 +61,17 @@ size_t DraftModel::Common(const KVCache& a, const KVCache& b, size_t begin) {
   return most;
 }
 
-// The conversation whose computed part shares most with the transcript; null if
-// that is not worth taking over.
-std::shared_ptr<DraftConversation> DraftModel::MostAlike(
+// Returns the conversation whose computed part shares the longest prefix with
+// the transcript; null if that is too short.
+std::shared_ptr<DraftConversation> DraftModel::FindMostAlike(
     const Candidate& candidate, size_t& common) const {
   std::shared_ptr<Conversation> best;
   common = kWorthSharing - 1;
   for (const auto& known : known_) {
     if (known->tenant != candidate.sources.tenant) continue;
-    const size_t count = std::min(Common(*known->cache, *candidate.cache, 0),
-                                  known->cache->computed());
+    const size_t count =
+        std::min(CountCommon(*known->cache, *candidate.cache, 0),
+                 known->cache->computed());
     if (count > common) {
       best = known;
       common = count;
@@ -74,10 +80,11 @@ std::shared_ptr<DraftConversation> DraftModel::MostAlike(
   return best;
 }
 
-// Gives a request a conversation, with what the model knows of its transcript.
+// Gives the request a conversation, with the keys and values that the model has
+// of its transcript.
 void DraftModel::Begin(Candidate& candidate) {
   size_t common = 0;
-  std::shared_ptr<Conversation> mine = MostAlike(candidate, common);
+  std::shared_ptr<Conversation> mine = FindMostAlike(candidate, common);
   if (mine && mine.use_count() == 2 && common >= mine->known) {
     mine->ended = true;
   } else {
@@ -100,15 +107,15 @@ void DraftModel::Begin(Candidate& candidate) {
   DropBeyond(kMaxKept);
 }
 
-// Brings the transcript up to the target's, and learns from what came of the
-// last guesses.
+// Brings the transcript up to the target's, and learns which of the last
+// guesses were right.
 void DraftModel::Follow(Candidate& candidate) {
   Conversation& c = *candidate.drafted;
   KVCache& cache = *c.cache;
   const size_t length = candidate.cache->length();
   c.used = ++uses_;
   Judge(candidate);
-  size_t kept = Common(cache, *candidate.cache, c.known);
+  size_t kept = CountCommon(cache, *candidate.cache, c.known);
   if (kept < cache.length()) {
     const Truncation cut = cache.Truncate(c.lock, kept);
     if (c.before_guesses && cut.replay_tokens > kept - c.known) {
@@ -119,7 +126,7 @@ void DraftModel::Follow(Candidate& candidate) {
   }
   c.before_guesses.reset();
   c.known = kept;
-  // A turn ended here: that is where it may be taken back to.
+  // A turn ended here: the conversation may be rewound to this point.
   if (std::exchange(c.ended, false)) cache.MakeCheckpoint(c.lock);
   std::vector<int32_t> added(length - kept);
   candidate.cache->CopyTokens(kept, added);
@@ -128,19 +135,19 @@ void DraftModel::Follow(Candidate& candidate) {
   if (std::exchange(c.moved, false)) c.next = cache.next_position_for_logits();
 }
 
-// There is no memory for it: it does without, in this request.
+// There is no memory for the conversation: its request has no guesses.
 void DraftModel::GiveUp(Conversation& conversation) noexcept {
   conversation.gave_up = true;
   conversation.before_guesses.reset();
   try {
     conversation.cache->Reset(conversation.lock);
   } catch (const std::bad_alloc&) {
-    // It goes when the request ends.
+    // It is freed when the request ends.
   }
 }
 
-// Drops the conversation that was used least recently, of those that nobody
-// uses; false if there is none.
+// Drops the least recently used idle conversation. Returns false if there is
+// none.
 bool DraftModel::DropOldest() noexcept {
   auto oldest = known_.end();
   for (auto it = known_.begin(); it != known_.end(); ++it) {
@@ -200,7 +207,7 @@ bool DraftModel::Prepare(Slice& slice, size_t begin, size_t end,
   return false;
 }
 
-// Runs and commits the slices. False where memory does not suffice: those that
+// Runs and commits the slices. Returns false if there is no memory: slices that
 // were not committed are computed again.
 bool DraftModel::Run(std::span<Slice> slices) {
   for (Slice& slice : slices) slice.conversation->moved = true;
@@ -229,8 +236,8 @@ bool DraftModel::Run(std::span<Slice> slices) {
   return true;
 }
 
-// Guesses what follows each slice, and what would have followed its rows before
-// the last, which is known.
+// Guesses the token after each slice, and judges the guesses for the rows
+// before the last one, whose next token is known.
 void DraftModel::Sample(std::span<Slice> slices) {
   const size_t vocab = model_->config.vocab_size;
   ThreadPool* const free_pool = slices.size() == 1 ? &pool_ : nullptr;
@@ -261,8 +268,8 @@ void DraftModel::Sample(std::span<Slice> slices) {
   });
 }
 
-// Whether the time that guesses can still save is more than what it takes to
-// read what is new, or it is time to see whether they would be right.
+// Whether guesses can still save more time than reading the new tokens takes,
+// or it is time to try whether they would be right.
 bool DraftModel::WorthCatchingUp(Candidate& candidate,
                                  const GuessCosts& costs) const {
   const double seconds = CatchUpSeconds(*candidate.drafted, costs.step);
@@ -276,7 +283,7 @@ bool DraftModel::WorthCatchingUp(Candidate& candidate,
   return costs.always || saved > seconds || Try(candidate, seconds);
 }
 
-// Reads up to `rows` of what is new, and leaves the last token to a round.
+// Reads up to `rows` new tokens, and leaves the last one to a round.
 void DraftModel::CatchUp(Candidate& candidate, size_t rows) {
   Conversation& c = *candidate.drafted;
   Slice slice{.candidate = &candidate, .conversation = &c};
@@ -303,7 +310,7 @@ void DraftModel::Offer(std::span<Candidate* const> requests,
     if (Lag(c) > kNear) {
       c.catching_up = c.catching_up || WorthCatchingUp(*candidate, costs);
       if (!c.catching_up) continue;
-      // One of them at a time: who comes later may find what it has read.
+      // One of them at a time: a later one may find what this one has read.
       if (std::exchange(catches_up, true)) continue;
       CatchUp(*candidate, costs.read_rows);
       if (Lag(c) > kNear || c.gave_up) continue;
@@ -317,10 +324,10 @@ void DraftModel::Offer(std::span<Candidate* const> requests,
 }
 
 // A request without a planned guess takes part in the first round now and then,
-// for what is to be learned from it.
+// so that the model learns whether it would be right.
 void DraftModel::MakeGuesses(const GuessCosts& costs) {
   std::vector<Slice> members;
-  // They may have ended before the next step.
+  // The requests may have ended before the next step.
   for (Candidate* const candidate : std::exchange(offered_, {})) {
     Conversation& c = *candidate->drafted;
     if (candidate->planned > 0 ||
@@ -331,12 +338,12 @@ void DraftModel::MakeGuesses(const GuessCosts& costs) {
                          .left = candidate->planned});
     }
   }
-  if (!members.empty()) Rounds(std::move(members));
+  if (!members.empty()) RunRounds(std::move(members));
 }
 
-// Round after round; the first one reads what is new, of which the tokens that
-// could have been guessed are judged.
-void DraftModel::Rounds(std::vector<Slice> members) {
+// Runs rounds. The first one reads the new tokens; those that could have been
+// guessed are judged.
+void DraftModel::RunRounds(std::vector<Slice> members) {
   const size_t judged = std::min(
       kJudgedRows, (kLogitsRows - members.size()) / members.size());
   std::vector<Slice> slices;
@@ -373,7 +380,7 @@ void DraftModel::Rounds(std::vector<Slice> members) {
         next.push_back(std::move(following));
       }
     }
-    // The first round has some rows more.
+    // The first round has a few more rows.
     const double more =
         static_cast<double>(rows - slices.size()) * row_s_.seconds();
     NoteRound(slices.size(), std::max(SecondsSince(begin) - more, 1e-9));

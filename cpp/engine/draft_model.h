@@ -19,7 +19,7 @@
 
 namespace gkv {
 
-// What a DraftModel knows of one conversation: keys and values of its own.
+// A draft model's own keys and values of one conversation of the target.
 struct DraftConversation {
   explicit DraftConversation(std::shared_ptr<KVCache> own)
       : cache(std::move(own)), lock(cache->Lock()) {}
@@ -27,33 +27,34 @@ struct DraftConversation {
 
   std::shared_ptr<KVCache> cache;
   RunLock lock;  // destroyed before what it locks
-  // The cache's transcript begins with so many tokens of the target's; guesses
-  // follow.
+  // The cache's transcript begins with so many tokens of the target's
+  // transcript; guesses follow.
   size_t known = 0;
-  size_t next = 0;     // position that is to be computed
-  bool moved = false;  // the cache says which
-  // As it was before the guesses, while there are some.
+  size_t next = 0;     // the next position to compute
+  bool moved = false;  // `next` is out of date: ask the cache
+  // The content from before the guesses, while there are some.
   std::optional<KvContent> before_guesses;
   Address tenant = {};
   bool catching_up = false;
-  bool ended = false;    // a request did, at `known`; the next is to mark that
-  bool gave_up = false;  // for want of memory
-  uint64_t used = 0;     // when it was used last
+  bool ended = false;    // a request ended at `known`: checkpoint there
+  bool gave_up = false;  // there was no memory
+  uint64_t used = 0;     // when it was last used
 };
 
-// A draft model: one with keys and values of its own.
+// A draft model, which has keys and values of its own.
 //
-// What it has computed of conversations is kept: one that begins takes over
-// what shares the longest beginning with its transcript. So it follows forks,
-// rewinds and restored conversations without being told of them. Memory for
-// this is bounded: those that were used least recently give way.
+// The keys and values of conversations are kept after their requests end. A
+// request takes over those of the conversation that shares the longest prefix
+// with its transcript. So the draft model follows forks, rewinds and restored
+// conversations without being told of them. The memory for this is bounded: the
+// least recently used conversations are dropped.
 class DraftModel : public ModelDrafter {
  public:
-  // Conversations that nobody uses and that are kept at most.
+  // The number of idle conversations that are kept at most.
   static constexpr size_t kMaxKept = 64;
 
-  // `pool` is not owned. `target` says how long a round may take before one was
-  // measured. `cache_bytes`: of keys and values.
+  // `pool` is not owned. `target` gives an estimate of the time of a round
+  // before one was measured. `cache_bytes`: the budget of keys and values.
   DraftModel(std::shared_ptr<const Model> model, const Model& target,
              ThreadPool& pool, size_t cache_bytes, DraftWork& work);
 
@@ -69,7 +70,7 @@ class DraftModel : public ModelDrafter {
     KvStepView view = {};
     RowOutput output = {};
     RowConsumer::Guess guess = {};
-    size_t seen = 0, right = 0;  // rows whose next token was known
+    size_t seen = 0, right = 0;  // known next tokens: all, right
   };
 
   void Offer(std::span<Candidate* const> requests,
@@ -77,16 +78,16 @@ class DraftModel : public ModelDrafter {
   void MakeGuesses(const GuessCosts& costs) override;
 
   void Begin(Candidate& candidate);
-  std::shared_ptr<Conversation> MostAlike(const Candidate& candidate,
-                                          size_t& common) const;
-  static size_t Common(const KVCache& a, const KVCache& b, size_t begin);
+  std::shared_ptr<Conversation> FindMostAlike(const Candidate& candidate,
+                                              size_t& common) const;
+  static size_t CountCommon(const KVCache& a, const KVCache& b, size_t begin);
   void Follow(Candidate& candidate);
   void GiveUp(Conversation& conversation) noexcept;
   bool DropOldest() noexcept;
   void DropBeyond(size_t kept) noexcept;
   bool WorthCatchingUp(Candidate& candidate, const GuessCosts& costs) const;
   void CatchUp(Candidate& candidate, size_t rows);
-  void Rounds(std::vector<Slice> slices);
+  void RunRounds(std::vector<Slice> slices);
   bool Prepare(Slice& slice, size_t begin, size_t end, size_t outputs);
   bool Run(std::span<Slice> slices);
   void Sample(std::span<Slice> slices);
@@ -99,8 +100,8 @@ class DraftModel : public ModelDrafter {
   ForwardPass forward_;
   OutputBuffer rows_;
   std::list<std::shared_ptr<Conversation>> known_;
-  std::vector<Candidate*> offered_;  // in the step
-  LearnedTime row_s_;                // of one row among many
+  std::vector<Candidate*> offered_;  // of this step
+  LearnedTime row_s_;                // of one row of many
   uint64_t uses_ = 0;
 };
 

@@ -6,7 +6,7 @@
 namespace gkv {
 namespace {
 
-// Throws what the drafter throws.
+// Asks the drafter of one request. Throws what it throws.
 void AskDrafter(Candidate& c) {
   if (!c.sources.drafter || (c.decodes && !c.is_new)) return;
   const size_t length = c.cache->length();
@@ -16,7 +16,7 @@ void AskDrafter(Candidate& c) {
     if (c.decodes) c.proposed.resize(c.most);
   } catch (const std::bad_alloc&) {
     c.proposed.clear();
-    return;  // these tokens are among those of the next time
+    return;  // the next call has these tokens, too
   }
   c.cache->CopyTokens(c.told, added);
   c.told = length;
@@ -28,7 +28,7 @@ void AskDrafter(Candidate& c) {
   try {
     count = c.sources.drafter->Propose(added, c.proposed);
   } catch (const std::bad_alloc&) {
-    // There are no guesses of what follows.
+    // Nothing is guessed of what follows.
   }
   c.proposed.resize(std::min(c.proposed.size(), count));
 }
@@ -54,7 +54,7 @@ void DrafterGuesser::End(Candidate& c) noexcept {
     c.cache->CopyTokens(c.told, added);
     c.sources.drafter->End(added);
   } catch (const std::bad_alloc&) {
-    // It does without them.
+    // The drafter does without them.
   }
   c.sources.drafter = nullptr;
 }

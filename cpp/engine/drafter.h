@@ -9,22 +9,22 @@
 
 namespace gkv {
 
-// Guesses what one request says next. Calls come from the scheduler's thread;
-// what Propose throws fails its request alone.
+// Guesses the next tokens of one request. Calls come from the scheduler's
+// thread; an exception of Propose fails its request alone.
 class Drafter {
  public:
   virtual ~Drafter() = default;
 
-  // In each call, `added` are the tokens of the transcript since the last one,
+  // In each call, `added` has the tokens of the transcript since the last call,
   // all of them at the first.
 
-  // While the prompt is being read: nothing is asked for yet. The first `known`
-  // tokens of the transcript were read by earlier requests.
+  // Called while the prompt is read, when no guesses are wanted. The first
+  // `known` tokens of the transcript were read by earlier requests.
   virtual void Read(std::span<const int32_t> added, size_t known) noexcept = 0;
-  // Writes guesses for the tokens that follow, and returns how many.
+  // Writes guesses for the tokens that follow, and returns how many there are.
   virtual size_t Propose(std::span<const int32_t> added,
                          std::span<DraftGuess> guesses) = 0;
-  // The request is over.
+  // Called when the request is over.
   virtual void End(std::span<const int32_t> added) noexcept { (void)added; }
 };
 
@@ -34,8 +34,8 @@ class DrafterGuesser : public Guesser {
   void Propose(std::span<Candidate* const> round,
                const GuessCosts& costs) noexcept override;
 
-  // Tells the drafter, if there is one, that the request is over, and the
-  // tokens that it was not asked after any more; lets go of it.
+  // Tells the drafter, if there is one, the tokens that it has not seen and
+  // that the request is over. Then releases it.
   static void End(Candidate& candidate) noexcept;
 };
 

@@ -11,9 +11,9 @@
 namespace gkv {
 namespace {
 
-// Rows of a step; more if one text alone has more.
+// Rows of a step. A longer text is a step of its own.
 constexpr size_t kStepRows = 512;
-// How long a waiting caller goes without polling.
+// The time between two polls of a waiting caller.
 constexpr std::chrono::milliseconds kPollInterval{50};
 
 }  // namespace
@@ -22,7 +22,7 @@ struct Embedder::Call {
   std::span<const Text> texts;
   float* out = nullptr;
   std::vector<size_t> order;  // of texts, the longest first
-  // In `order`, those that wait: [first, last).
+  // The waiting texts: [first, last) of `order`.
   size_t first = 0, last = 0;
   size_t running = 0;  // texts of the step that runs
   std::exception_ptr failure = nullptr;
@@ -101,14 +101,14 @@ void Embedder::Embed(std::span<const Text> texts, float* out,
   std::rethrow_exception(call.failure);
 }
 
-// Nothing of the call is used any more.
+// Ends a call: on return nothing uses it.
 void Embedder::Forget(Call& call, MutexLock& lock) {
   std::erase(calls_, &call);
   call.first = call.last;
   while (call.running != 0) changed_.Wait(lock);
 }
 
-// Requires: there is a text that waits.
+// Requires: there is a waiting text.
 std::vector<Embedder::Item> Embedder::TakeStep() {
   std::vector<Item> items;
   items.reserve(kStepRows);
@@ -135,7 +135,7 @@ std::vector<Embedder::Item> Embedder::TakeStep() {
       return false;
     });
   }
-  // The next one's turn.
+  // It is the next call's turn.
   std::rotate(calls_.begin(), calls_.begin() + 1, calls_.end());
   std::erase_if(calls_, [](Call* call) { return call->first == call->last; });
   return items;

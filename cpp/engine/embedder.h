@@ -18,40 +18,41 @@
 
 namespace gkv {
 
-// Vectors of texts by a bidirectional model, for any number of callers at the
-// same time. It has no thread of its own: of those who wait, one at a time runs
-// the next step, with the texts of whoever waits: the longest of the caller
-// whose turn it is, then, one after the other, those of all callers that still
-// fit. Texts that are short, or come alone, share the reading of the weights,
-// and nobody waits for the whole of another's call. No result depends on that.
-// Thread-safe.
+// Makes vectors of texts with a bidirectional model, for any number of callers
+// at the same time. It has no thread of its own: one of the waiting callers at
+// a time runs the next step, with texts of all of them. A step takes the
+// longest text of the caller whose turn it is, then, caller by caller, texts
+// that still fit. So short or single texts share the reading of the weights,
+// and nobody waits for the whole of another's call. The result of a text does
+// not depend on the others. Thread-safe.
 class Embedder {
  public:
   using Text = std::span<const int32_t>;
 
-  // `profiled`: whether its steps are timed part by part.
-  // With `processors` the pool's threads stay on them, see ThreadPool, and a
-  // caller's for as long as it runs a step.
+  // `profiled`: whether steps are timed part by part. With `processors` the
+  // threads of the pool stay on these processors, see ThreadPool, and a
+  // caller's thread while it runs a step.
   Embedder(std::shared_ptr<const Model> model, size_t num_threads,
            bool profiled = false, std::span<const Processor> processors = {});
   Embedder(const Embedder&) = delete;
 
-  // out [texts.size(), VectorSize(config)], as of EmbeddingPass. `poll` is called now
-  // and then, on this thread and with no lock held; what it throws ends the
-  // call, once nothing uses its texts any more. Throws what EmbeddingPass::Run
-  // throws, without an effect on other calls but those of the same step.
-  // Requires: texts of 1 to context_length tokens in [0, vocab_size).
+  // Writes `out` [texts.size(), VectorSize(config)], see EmbeddingPass. `poll`
+  // is called now and then, on this thread and with no lock held. What it
+  // throws ends the call as soon as nothing uses its texts any more. Throws
+  // what EmbeddingPass::Run throws, which fails the calls of the same step and
+  // no others. Requires: texts of 1 to context_length tokens in [0,
+  // vocab_size).
   void Embed(std::span<const Text> texts, float* out,
              const std::function<void()>& poll = {});
 
-  // Steps so far.
+  // The number of steps so far.
   size_t steps() const;
-  // Where their time went. Requires: profiled.
+  // Returns where the time of the steps went. Requires: profiled.
   StepProfile profile() const { return clock_->profile(); }
 
  private:
   struct Call;
-  struct Item {  // a text that waits
+  struct Item {  // a text of a step
     Call* call;
     size_t index;
   };
@@ -63,13 +64,13 @@ class Embedder {
   const std::shared_ptr<const Model> model_;
   const std::unique_ptr<StepClock> clock_;  // null: not profiled
   const std::vector<Processor> processors_;
-  // Of whoever runs the step.
+  // Used by the caller that runs the step.
   ThreadPool pool_;
   EmbeddingPass pass_;
 
   mutable Mutex mutex_{AtFork::kWaits};
   Condition changed_{mutex_};
-  // With texts that wait, in the order of turns.
+  // Calls with waiting texts, in the order of turns.
   std::deque<Call*> calls_ GUARDED_BY(mutex_);
   bool running_ GUARDED_BY(mutex_) = false;
   size_t steps_ GUARDED_BY(mutex_) = 0;

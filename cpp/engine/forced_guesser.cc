@@ -8,11 +8,11 @@
 namespace gkv {
 namespace {
 
-// A step waits so much of its own time to hear what is forced.
+// A step waits for forced tokens for this share of its own time.
 constexpr double kForcedShare = 0.02;
 
-// On any thread. What the constraint throws fails the request with the next
-// masks.
+// Asks one constraint, on any thread. What it throws fails the request with the
+// next masks.
 void Compute(Candidate& c) noexcept {
   try {
     const size_t count = c.constraint->Forced(c.forced);
@@ -64,10 +64,10 @@ void ForcedGuesser::Ask(std::span<Candidate* const> round,
       asked_.push_back(c);
     }
   } catch (const std::bad_alloc&) {
-    // The others do without.
+    // The others are not asked.
   }
   if (asked_.empty()) return;
-  // There may be time for some of them alone: not always for the same.
+  // If there is time for some of them only, these are not always the same.
   std::rotate(asked_.begin(),
               asked_.begin() + static_cast<ptrdiff_t>(turn_++ % asked_.size()),
               asked_.end());

@@ -12,17 +12,17 @@
 
 namespace gkv {
 
-// Asks constraints what they force, on the thread of the masks, while others
-// guess. Those that answer late have the next step go without.
+// Asks constraints for forced tokens, on the thread that computes masks, while
+// other guessers work. The step does not wait for late answers.
 class ForcedGuesser : public Guesser {
  public:
-  // `side_work` is not owned. Whoever runs steps waits for it before a request
-  // that was asked for ends.
+  // `side_work` is not owned. The StepRunner waits for it before a request that
+  // was asked for is destroyed.
   explicit ForcedGuesser(SideWork& side_work);
 
   void Ask(std::span<Candidate* const> round,
            const GuessCosts& costs) noexcept override;
-  // Proposes what is forced, in place of guesses that say otherwise.
+  // Proposes the forced tokens, in place of other guesses.
   void Propose(std::span<Candidate* const> round,
                const GuessCosts& costs) noexcept override;
 
@@ -30,7 +30,7 @@ class ForcedGuesser : public Guesser {
   SideWork& side_work_;
   const std::function<void()> compute_;
   std::vector<Candidate*> asked_;  // in this order
-  std::atomic<size_t> done_ = 0;   // so many of them
+  std::atomic<size_t> done_ = 0;   // so many of them have answered
   size_t turn_ = 0;
 };
 

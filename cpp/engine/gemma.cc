@@ -36,15 +36,15 @@ size_t ResolveThreads(size_t threads) {
   return threads;
 }
 
-// None where threads are not pinned.
+// Returns the processors of pinned threads; none if threads are not pinned.
 std::span<const Processor> ProcessorsOf(
     const std::shared_ptr<const PinnedProcessors>& pinned) {
   return pinned ? pinned->processors() : std::span<const Processor>();
 }
 
-// The run locks of the jobs' caches, in the jobs' order. Taken in one global
-// order, so that two callers with the same caches cannot wait for each other.
-// None if `lock_cache` gives none for one of them.
+// Returns the run locks of the jobs' caches, in the jobs' order. They are taken
+// in one global order, so that two callers with the same caches cannot wait for
+// each other. Returns none if `lock_cache` gives none for one of them.
 std::vector<RunLock> LockCaches(
     std::span<const Gemma::Job> jobs,
     const std::function<RunLock(KVCache&)>& lock_cache) {
@@ -63,7 +63,7 @@ std::vector<RunLock> LockCaches(
 
 using Clock = std::chrono::steady_clock;
 
-// When a job that was asked for at `called` ends at the latest.
+// Returns when a job that was submitted at `called` ends at the latest.
 std::optional<Clock::time_point> DeadlineOf(const Gemma::Job& job,
                                             Clock::time_point called) {
   if (!job.options.deadline) return job.deadline;
@@ -75,7 +75,8 @@ std::optional<Clock::time_point> DeadlineOf(const Gemma::Job& job,
   return std::min(own, job.deadline.value_or(own));
 }
 
-// Names the first row that has its cache in common with another one.
+// Throws InvalidArgument for two jobs with one cache, naming the first such
+// job.
 void CheckDistinct(std::span<const Gemma::Job> jobs) {
   std::unordered_map<const KVCache*, size_t> rows;
   rows.reserve(jobs.size());
@@ -92,10 +93,10 @@ void CheckDistinct(std::span<const Gemma::Job> jobs) {
                                "cache each (fork one)"));
 }
 
-// On a thread of its own: a step that had the last reference to its model would
-// wait for itself.
+// Ends the scheduler on another thread: a step that dropped the last reference
+// to its model would wait for itself.
 void EndElsewhere(std::unique_ptr<Scheduler> scheduler) noexcept {
-  // It stays where there is no thread for it.
+  // Without a thread the scheduler stays.
   Scheduler* const last = scheduler.release();
   try {
     RunElsewhere([last] { delete last; });
@@ -157,7 +158,7 @@ std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
                                    const LoadOptions& options) {
   GgufFile file(gguf_path);
   const ModelConfig config = ConfigFromGguf(file);
-  // Before the weights: a tokenizer that is refused costs no load of them.
+  // The tokenizer comes first: one that is refused costs no load of weights.
   std::shared_ptr<TokenText> text;
   if (file.Has("tokenizer.ggml.tokens") && !Vocabulary::HasMerges(file)) {
     text = std::make_shared<TokenText>(Vocabulary(file).Text());
@@ -200,7 +201,7 @@ Hash128 Gemma::fingerprint() const {
 }
 
 Hash128 Gemma::weights_fingerprint() const {
-  // What `fingerprint` was of the first version, on most processors: what is
+  // This was `fingerprint` in the first version, on most processors: what is
   // named by it is found again.
   return FingerprintOf(model_->weights, uint32_t{1});
 }
@@ -309,7 +310,7 @@ StepProfile Gemma::profile() const {
   constexpr auto kEmbedding = static_cast<size_t>(StepPhase::kEmbedding);
   MutexLock lock(shared_->mutex);
   StepProfile profile;
-  // Those of a parent may be locked for ever.
+  // The parent's scheduler and embedder may be locked for ever.
   if (const Scheduler* const scheduler = shared_->own_scheduler()) {
     profile = scheduler->profile();
   }
@@ -323,7 +324,7 @@ Scheduler& Gemma::scheduler() {
   Shared& shared = *shared_;
   MutexLock lock(shared.mutex);
   if (shared.scheduler && shared.scheduler_process.InChild()) {
-    // Its threads stayed in the parent; nothing of it can be reused or freed.
+    // Its threads stayed in the parent: nothing of it can be reused or freed.
     (void)shared.scheduler.release();
   }
   if (!shared.scheduler) {
@@ -523,7 +524,7 @@ GenerateResult Gemma::Generate(
     const std::shared_ptr<KVCache>& cache, std::span<const int32_t> prompt,
     const GenerateOptions& options,
     const std::function<bool(const TokenEvent&)>& on_token) {
-  // Whether anybody will wait for a stream is not known before.
+  // A stream alone does not say whether anybody will wait for it.
   std::optional<StepWait> waits;
   if (on_token) waits.emplace(scheduler().Waiting());
   const Job job{cache, prompt, options, on_token != nullptr};
@@ -632,9 +633,10 @@ std::vector<float> Gemma::Embed(
   if (config().bidirectional) {
     embedder().Embed(texts, whole.data(), poll);
   } else {
-    HiddenStates(texts, options.pooling, whole.data(), poll);
+    ComputeHiddenStates(texts, options.pooling, whole.data(), poll);
   }
-  // In place: a vector does not end behind the one it is made of.
+  // This works in place: a vector ends no later than the one that it is made
+  // of.
   for (size_t t = 0; t < texts.size(); ++t) {
     UnitVector(whole.data() + t * size, dim, whole.data() + t * dim);
   }
@@ -642,11 +644,11 @@ std::vector<float> Gemma::Embed(
   return whole;
 }
 
-// out [texts.size(), hidden_size]. In portions of a few thousand tokens, whose
-// hidden states and caches are held at a time.
-void Gemma::HiddenStates(std::span<const std::span<const int32_t>> texts,
-                         Pooling pooling, float* out,
-                         const std::function<void()>& poll) {
+// Writes `out` [texts.size(), hidden_size], in portions of a few thousand
+// tokens, so that only the hidden states and caches of one portion are held.
+void Gemma::ComputeHiddenStates(std::span<const std::span<const int32_t>> texts,
+                                Pooling pooling, float* out,
+                                const std::function<void()>& poll) {
   constexpr size_t kPortionTokens = 4096;
   constexpr std::chrono::milliseconds kPollInterval{50};
   const size_t hidden = config().hidden_size;

@@ -5,21 +5,21 @@
 namespace gkv {
 namespace {
 
-// Guesses have to bring at least so many times the tokens that come without:
-// costs are measured, and vary.
+// The least gain for which guesses are made: costs are measured, and vary.
 constexpr double kLeastGain = 1.03;
 
-// How many times the tokens in the time a step brings with so many guesses, of
-// which `right` are expected to be, and which models take so long to make.
+// Returns the tokens per second of a step with so many guesses as a multiple of
+// those without. `right`: the expected number of right guesses; `seconds`: the
+// time in which models make them.
 double Gain(size_t guesses, double right, double seconds,
             const GuessCosts& costs) {
   const double more = costs.extra[guesses - 1] + seconds / costs.step;
   return (1 + right / static_cast<double>(costs.tokens)) / (1 + more);
 }
 
-class Planner {
+class GuessPlanner {
  public:
-  Planner(std::span<const GuessOffer> offers, const GuessCosts& costs)
+  GuessPlanner(std::span<const GuessOffer> offers, const GuessCosts& costs)
       : offers_(offers), costs_(costs), best_{Counts(offers.size(), 0), 1} {}
 
   GuessPlan Plan() {
@@ -37,8 +37,8 @@ class Planner {
       }
     }
     Try(order);
-    // Of models as many offers as are best: those of the quickest one first, of
-    // these the likeliest.
+    // Of the offers of models, the best number is taken: first those of the
+    // quickest model, of these the likeliest.
     std::ranges::stable_sort(asked, [&](size_t a, size_t b) {
       const double time_a = offers_[a].rounds[0], time_b = offers_[b].rounds[0];
       return time_a != time_b ? time_a < time_b
@@ -54,13 +54,14 @@ class Planner {
  private:
   using Counts = std::vector<size_t>;
 
-  // Takes one guess after the other of these offers, each time the one with
-  // which the step brings most. Keeps as many as are best, if that is the best
-  // way so far.
+  // Takes guesses of these offers one by one, each time the one with which the
+  // step brings most. Keeps the best number of them if it is the best plan so
+  // far.
   void Try(std::span<const size_t> order) {
     Counts counts(offers_.size(), 0);
-    std::vector<double> reach(offers_.size(), 1);  // all were right so far
-    // [model, round]: offers that take part.
+    // probability that all so far are right
+    std::vector<double> reach(offers_.size(), 1);
+    // [model, round]: the number of offers that take part.
     Counts members(offers_.size() * (costs_.extra.size() + 1), 0);
     const auto members_of = [&](size_t i) -> size_t& {
       return members[models_[i] * (costs_.extra.size() + 1) + counts[i]];
@@ -105,7 +106,7 @@ class Planner {
 
   const std::span<const GuessOffer> offers_;
   const GuessCosts& costs_;
-  Counts models_;  // of each offer: the first one of the same model
+  Counts models_;  // of each offer: the first offer of the same model
   GuessPlan best_;
 };
 
@@ -114,7 +115,7 @@ class Planner {
 GuessPlan PlanGuesses(std::span<const GuessOffer> offers,
                       const GuessCosts& costs) {
   if (costs.step <= 0) return {std::vector<size_t>(offers.size(), 0), 1};
-  return Planner(offers, costs).Plan();
+  return GuessPlanner(offers, costs).Plan();
 }
 
 bool CertainGuessesPay(const GuessCosts& costs) {

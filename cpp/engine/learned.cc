@@ -5,7 +5,7 @@
 namespace gkv {
 namespace {
 
-// How many times the mean a time counts for at most.
+// A time counts for at most this multiple of the mean.
 constexpr double kLongest = 1.5;
 
 }  // namespace

@@ -3,25 +3,25 @@
 
 namespace gkv {
 
-// A mean that forgets: what came last counts most. What is noted has the weight
-// 1, all that came before it at most `most_weight` less that.
+// A mean in which the last values count most: a new value has the weight 1, all
+// values before it at most `most_weight` less 1.
 struct LearnedMean {
   double value = 0;
   double weight = 0;
   void Note(double next, double most_weight);
 };
 
-// A time that is learned from times that may have been interrupted. Nothing is
-// believed of the first alone, which would never be measured again were it too
-// high; a later one counts no more than one that took half as long again.
+// A mean of measured times, some of which may have been interrupted. The first
+// time alone is not believed: were it too high, it would never be measured
+// again. A later time counts for at most one and a half times the mean.
 class LearnedTime {
  public:
   LearnedTime() = default;
-  // `rate`: weight of the last one.
+  // `rate`: the weight of the last time.
   explicit LearnedTime(double rate) : rate_(rate) {}
 
   void Note(double seconds);
-  // Forgets all.
+  // Forgets everything.
   void Restart() { *this = LearnedTime(rate_); }
   double seconds() const { return known_ ? mean_ : 0; }  // 0: not known
 

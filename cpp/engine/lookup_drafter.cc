@@ -10,14 +10,13 @@
 namespace gkv {
 namespace {
 
-// Tokens of a long prompt that one call takes in at most: while a step reads a
+// The most tokens of a long prompt that one call takes in: while a step reads a
 // prompt, which takes a hundred times as long, and while it decodes.
 constexpr size_t kTakenWhileReading = 1024;
 constexpr size_t kTakenWhileDecoding = 512;
-// Guesses that are less likely, with all before them, are none.
+// Guesses that are less likely, together with all before them, are left out.
 constexpr double kLeastReach = 0.02;
-// Weight of the last guess among those that a share is learned from, in one
-// request and over all.
+// Weight of the last guess in a learned share: in one request, and over all.
 constexpr double kRequestRate = 0.08;
 constexpr double kSharedRate = 0.02;
 
@@ -42,7 +41,7 @@ void NgramIndex::Update(std::span<const int32_t> text, size_t most) {
     end_ = 0;
   }
   end_ = std::max(end_, n_);
-  // The last n-gram would hide where it stood before.
+  // The last n-gram would hide its earlier occurrence.
   for (; end_ < text.size() && most > 0; ++end_, --most) {
     slots_[SlotOf(text, end_)] = static_cast<uint32_t>(end_);
   }
@@ -53,7 +52,7 @@ size_t NgramIndex::Find(std::span<const int32_t> text) const {
   return slots_[SlotOf(text, text.size())];
 }
 
-// Takes in what came; false where memory does not suffice, now and later.
+// Takes in new tokens. Returns false if there is no memory, now and later.
 bool LookupDrafter::Take(std::span<const int32_t> added, size_t most) noexcept {
   if (gave_up_) return false;
   try {
@@ -67,14 +66,14 @@ bool LookupDrafter::Take(std::span<const int32_t> added, size_t most) noexcept {
   }
 }
 
-// Gives the history what it has not got yet. Throws std::bad_alloc.
+// Appends to the history what it lacks. Throws std::bad_alloc.
 void LookupDrafter::Write(size_t most) {
   if (!sharing_.history || !sharing_.writes) return;
   LookupHistory& history = *sharing_.history;
   size_t count = std::min(most, text_.size() - written_);
   const auto next = [&] { return std::span(text_).subspan(written_, count); };
   if (written_text_ == 0 || !history.Append(written_text_, next())) {
-    // Matches across the cut are found by what stands before it.
+    // The tokens before the cut are needed for matches across it.
     const size_t before =
         written_text_ == 0 ? 0 : std::min(written_, LookupHistory::kMaxMatch);
     written_ -= before;
@@ -86,7 +85,7 @@ void LookupDrafter::Write(size_t most) {
   written_ += count;
 }
 
-// Compares what came with what would have been guessed.
+// Compares the new tokens with what would have been guessed.
 void LookupDrafter::Learn(std::span<const int32_t> added) {
   if (match_.length == 0) return;
   const bool own = match_.source == Source::kOwn;
@@ -117,7 +116,7 @@ void LookupDrafter::Learn(std::span<const int32_t> added) {
   match_.place.at += static_cast<uint32_t>(added.size());
 }
 
-// Tokens before `end` that are the last ones of the text.
+// Returns how many tokens before `end` are equal to the last ones of the text.
 size_t LookupDrafter::MatchLength(size_t end) const {
   const size_t most = std::min(end, LookupHistory::kMaxMatch);
   size_t length = 0;
@@ -131,7 +130,7 @@ size_t LookupDrafter::MatchLength(size_t end) const {
 void LookupDrafter::FindMatch() {
   LookupHistory* const history =
       sharing_.reads ? sharing_.history.get() : nullptr;
-  // Where the last one goes on, it stays unless a better one is known.
+  // A match that goes on stays, unless a better one is known.
   if (match_.length > 0) {
     match_.length = match_.source == Source::kOwn
                         ? MatchLength(match_.end)
@@ -159,7 +158,7 @@ void LookupDrafter::FindMatch() {
   }
 }
 
-// The history has what earlier requests read.
+// The history already has the tokens that earlier requests read.
 void LookupDrafter::Begin(size_t known) {
   if (std::exchange(began_, true)) return;
   written_ = known - std::min(known, LookupHistory::kMaxMatch);
@@ -173,7 +172,7 @@ void LookupDrafter::Read(std::span<const int32_t> added,
   try {
     Write(kTakenWhileReading);
   } catch (const std::bad_alloc&) {
-    sharing_ = {};  // it goes on without
+    sharing_ = {};  // it continues without
     match_ = {};
   }
 }
@@ -185,7 +184,8 @@ size_t LookupDrafter::Propose(std::span<const int32_t> added,
   Learn(added);
   FindMatch();
   try {
-    // Behind the search, which is not to find what it searches for.
+    // After the search, which must not find the very tokens that it searches
+    // for.
     Write(kTakenWhileDecoding);
   } catch (const std::bad_alloc&) {
     sharing_ = {};
@@ -195,7 +195,8 @@ size_t LookupDrafter::Propose(std::span<const int32_t> added,
   const bool own = match_.source == Source::kOwn;
   std::span<const int32_t> follows;
   if (!own) follows = sharing_.history->From(match_.place);
-  // A match that ends less than this before the text does is a period of it.
+  // A match that ends less than this before the end of the text is a period of
+  // it.
   const size_t period = own ? text_.size() - match_.end : follows.size();
   double reach = 1;
   size_t count = 0;
@@ -218,7 +219,7 @@ void LookupDrafter::End(std::span<const int32_t> added) noexcept {
     text_.insert(text_.end(), added.begin(), added.end());
     Write(kTakenWhileReading);
   } catch (const std::bad_alloc&) {
-    // Others do without what came last.
+    // Others do without the last tokens.
   }
   sharing_.history->End(written_text_);
 }

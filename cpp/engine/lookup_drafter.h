@@ -14,40 +14,40 @@
 
 namespace gkv {
 
-// Finds where each n-gram of a growing text stood last. Takes 5 to 16 bytes per
-// token.
+// Finds the last occurrence of each n-gram of a growing text. Takes 5 to 16
+// bytes per token.
 class NgramIndex {
  public:
   explicit NgramIndex(size_t n) : n_(n) {}
 
-  // Indexes up to `most` n-grams more of `text`, which begins with what it was
-  // before. Starts over, with more room, where the text has outgrown it: every
-  // call takes time for `most`, but for clearing that room. Throws
-  // std::bad_alloc.
+  // Indexes up to `most` more n-grams of `text`, which begins with the text of
+  // the call before. Starts over, with more room, if the text has outgrown the
+  // table: every call takes time for `most`, apart from clearing that room.
+  // Throws std::bad_alloc.
   void Update(std::span<const int32_t> text, size_t most);
-  // The position after the last n-gram that is indexed and equal to the last
-  // one of `text`; 0 if there is none.
+  // Returns the position after the last indexed n-gram that is equal to the
+  // last one of `text`; 0 if there is none.
   size_t Find(std::span<const int32_t> text) const;
 
  private:
-  // The slot of the n-gram that ends at `end`, or the empty one for it.
+  // Returns the slot of the n-gram that ends at `end`, or the empty slot for
+  // it.
   size_t SlotOf(std::span<const int32_t> text, size_t end) const;
 
   size_t n_;
-  size_t end_ = 0;               // n-grams that end before are indexed
+  size_t end_ = 0;               // n-grams that end before this are indexed
   std::vector<uint32_t> slots_;  // ends; 0: empty. A power of two of them
 };
 
-// Guesses that a text goes on as it did where its last tokens stood before: in
-// its own transcript, or in what its tenant's other requests said.
+// Guesses that a text goes on as it did after an earlier occurrence of its last
+// tokens, in its own transcript or in texts of its tenant's other requests.
 //
-// How likely that is, it learns while it runs, for each length of the match:
-// also where none of its guesses is computed, it looks whether they would have
-// been right. What one request learned of that, the next one of its tenant
-// begins with.
+// While it runs it learns, for each length of the match, how often that is
+// right. It also checks guesses that were not computed. The next request of the
+// tenant begins with what was learned.
 class LookupDrafter : public Drafter {
  public:
-  // What it has to do with other requests of its tenant.
+  // How it shares with other requests of its tenant.
   struct Sharing {
     std::shared_ptr<LookupHistory> history = nullptr;  // null: nothing
     bool reads = true;
@@ -57,7 +57,7 @@ class LookupDrafter : public Drafter {
   LookupDrafter() = default;
   explicit LookupDrafter(Sharing sharing) : sharing_(std::move(sharing)) {}
 
-  // Where memory does not suffice it guesses nothing any more.
+  // Without memory it guesses nothing any more.
   void Read(std::span<const int32_t> added, size_t known) noexcept override;
   size_t Propose(std::span<const int32_t> added,
                  std::span<DraftGuess> guesses) noexcept override;
@@ -65,11 +65,12 @@ class LookupDrafter : public Drafter {
 
  private:
   using Source = LookupShares::Source;
-  // Where the last tokens stood before: what follows there is expected now.
+  // An earlier occurrence of the last tokens: what follows there is expected
+  // now.
   struct Match {
     Source source = Source::kOwn;
     size_t length = 0;  // 0: none
-    size_t end = 0;     // in text_, or
+    size_t end = 0;     // in text_, or `place`
     LookupHistory::Place place = {};
   };
 
@@ -87,8 +88,8 @@ class LookupDrafter : public Drafter {
   std::vector<int32_t> text_;
   std::array<NgramIndex, 3> indexes_ = {NgramIndex(2), NgramIndex(4),
                                         NgramIndex(8)};
-  uint32_t written_text_ = 0;  // of the history; 0: none yet
-  size_t written_ = 0;         // text_ up to here is there, or need not be
+  uint32_t written_text_ = 0;  // its number in the history; 0: none yet
+  size_t written_ = 0;         // text_ up to here is there, or is not needed
   Match match_;
   LookupShares shares_;
   bool began_ = false;

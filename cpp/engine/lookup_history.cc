@@ -67,7 +67,7 @@ bool LookupHistory::Append(uint32_t number, std::span<const int32_t> tokens) {
   return true;
 }
 
-// The rest is not worth finding: nothing follows it.
+// The last n-gram is not indexed: nothing follows it.
 void LookupHistory::End(uint32_t number) noexcept {
   if (Text* text = Of(number)) {
     Index(*text, text->tokens.size() - std::min<size_t>(1, text->tokens.size()));

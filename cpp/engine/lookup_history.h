@@ -15,8 +15,8 @@
 
 namespace gkv {
 
-// How often guesses by lookup are right, by the length of the match that they
-// follow from, learned from each that could be checked.
+// The shares of guesses by lookup that are right, by the length of the match
+// that they follow. They are learned from each guess that could be checked.
 class LookupShares {
  public:
   // Matches of other texts say less than those of the same one.
@@ -31,17 +31,18 @@ class LookupShares {
   static constexpr size_t kLengths = 6;  // classes of them
   static size_t ClassOf(size_t length);
 
-  // Low where matches are short: to learn better costs nothing, guesses do.
+  // Low for short matches: to learn that they are better costs nothing, but
+  // wrong guesses cost time.
   std::array<std::array<double, kLengths>, 2> right_ = {
       {{0.06, 0.12, 0.3, 0.55, 0.8, 0.9}, {0.05, 0.1, 0.2, 0.45, 0.7, 0.85}}};
 };
 
-// What requests of one tenant said of late, those that are running among them,
-// and where n-grams of it stand. Belongs to one thread at a time.
+// The last texts of one tenant's requests, running ones included, and an index
+// of their n-grams. Belongs to one thread at a time.
 //
-// Tokens are kept for kMaxTokens, and of no more than kMaxTexts requests: the
-// oldest give way. So does an n-gram to a later one in the same place of its
-// table. Every call takes constant time for each token.
+// At most kMaxTokens tokens of at most kMaxTexts texts are kept: the oldest
+// texts are dropped. An n-gram is replaced by a later one in the same slot of
+// the table. Every call takes constant time for each token.
 class LookupHistory {
  public:
   static constexpr size_t kMaxTokens = size_t{1} << 16;
@@ -60,25 +61,26 @@ class LookupHistory {
   LookupHistory() = default;
   LookupHistory(const LookupHistory&) = delete;
 
-  // A new text. Throws std::bad_alloc.
+  // Begins a text and returns its number. Throws std::bad_alloc.
   uint32_t Begin();
-  // What a text goes on with; false, doing nothing, if it had to give way
-  // meanwhile, or has become too long. Throws std::bad_alloc.
+  // Appends tokens to a text. Returns false, doing nothing, if the text was
+  // dropped meanwhile, or has become too long. Throws std::bad_alloc.
   bool Append(uint32_t text, std::span<const int32_t> tokens);
-  // Nothing more of it is to come.
+  // Ends a text: no more tokens come.
   void End(uint32_t text) noexcept;
 
-  // Behind the longest known match of the last tokens of `tokens`, or of one
-  // nearly as long; its length is at least 4.
+  // Returns the place after the longest known match of the last tokens of
+  // `tokens`, or of one nearly as long, and its length, which is at least 4.
   std::pair<Place, size_t> Find(std::span<const int32_t> tokens) const;
-  // How many of the last tokens of `tokens` stand before a place, of kMaxMatch.
+  // Returns how many of the last tokens of `tokens` stand before a place, at
+  // most kMaxMatch.
   size_t MatchLength(Place place, std::span<const int32_t> tokens) const;
-  // What stands from a place on; empty if that had to give way.
+  // Returns the tokens from a place on; empty if they were dropped.
   std::span<const int32_t> From(Place place) const;
 
   LookupShares& shares() { return shares_; }
   size_t tokens() const { return tokens_; }
-  // What it takes at most, but for what allocation adds.
+  // The most bytes that it takes, without the overhead of allocation.
   static constexpr size_t MaxBytes() {
     return 2 * kMaxTokens * sizeof(int32_t) + 2 * kSlots * sizeof(Place);
   }
@@ -89,7 +91,7 @@ class LookupHistory {
 
   struct Text {
     uint32_t number = 0;  // 0: none
-    uint32_t indexed = 0;  // n-grams that end up to here
+    uint32_t indexed = 0;  // n-grams that end up to here are indexed
     std::vector<int32_t> tokens;
   };
 
@@ -98,15 +100,15 @@ class LookupHistory {
   void Index(Text& text, size_t end) noexcept;
   void DropOldest();
 
-  std::vector<Text> texts_;  // that of a number: at it, modulo kMaxTexts
+  std::vector<Text> texts_;  // text n is at n % kMaxTexts
   uint32_t oldest_ = 1, next_ = 1;
   size_t tokens_ = 0;
   std::array<std::vector<Place>, kGrams.size()> slots_;
   LookupShares shares_;
 };
 
-// A history for each tenant, of at most kMaxTenants: those that were used least
-// recently go. Thread-safe.
+// The histories of tenants, at most kMaxTenants: the least recently used ones
+// are dropped. Thread-safe.
 class LookupHistories {
  public:
   static constexpr size_t kMaxTenants = 16;
@@ -116,7 +118,7 @@ class LookupHistories {
 
  private:
   Mutex mutex_{AtFork::kLeaves};  // a child has histories of its own
-  // The one that was used last comes first.
+  // The most recently used comes first.
   std::list<std::pair<Address, std::shared_ptr<LookupHistory>>> histories_
       GUARDED_BY(mutex_);
 };

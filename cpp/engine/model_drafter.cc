@@ -7,13 +7,14 @@
 namespace gkv {
 namespace {
 
-// How often a model is right before that is known, and the weight of that.
+// The share of right guesses before it is known, and the weight of that.
 constexpr double kFirstRight = 0.7, kFirstWeight = 8;
-// What shares of right guesses are learned from: of late, as many guesses.
+// The shares of right guesses are learned from the last so many guesses: of one
+// request, and of all.
 constexpr double kLately = 40, kLatelyInAll = 400;
-// Weight of what other requests say in one that begins.
+// Weight of the share of other requests in a request that begins.
 constexpr double kOthersWeight = 6;
-// Share of the time that goes to see whether guesses would be right.
+// The share of the time that trials may take.
 constexpr double kTryShare = 0.01;
 
 }  // namespace
@@ -34,12 +35,12 @@ ModelDrafter::ModelDrafter(std::shared_ptr<const Model> model,
       right_{kFirstRight, kFirstWeight} {}
 
 template <typename Function>
-void ModelDrafter::Guarded(const Function& function) noexcept {
+void ModelDrafter::RunGuarded(const Function& function) noexcept {
   const Clock::time_point begin = Clock::now();
   try {
     function();
   } catch (const std::bad_alloc&) {
-    // Requests without guesses do without.
+    // There are no guesses.
   } catch (...) {
     for (Candidate* const c : requests_) {
       c->error = std::current_exception();
@@ -54,8 +55,8 @@ void ModelDrafter::Propose(std::span<Candidate* const> round,
                            const GuessCosts& costs) noexcept {
   requests_.clear();
   if (costs.reads_prompts || costs.step <= 0) return;
-  Guarded([&] {
-    // None is asked if there is no memory for all.
+  RunGuarded([&] {
+    // Without memory for all, nobody is asked.
     requests_.reserve(round.size());
     for (Candidate* const c : round) {
       if (c->is_new && c->sources.model == model_ && c->proposed.empty()) {
@@ -71,7 +72,7 @@ void ModelDrafter::Propose(std::span<Candidate* const> round,
 
 void ModelDrafter::Make(const GuessCosts& costs) noexcept {
   if (requests_.empty()) return;
-  Guarded([&] { MakeGuesses(costs); });
+  RunGuarded([&] { MakeGuesses(costs); });
 }
 
 void ModelDrafter::Judge(Candidate& candidate) {
@@ -126,7 +127,7 @@ double ModelDrafter::RoundSeconds(size_t requests, double step_s) const {
   const size_t at = std::min(requests, kMaxRequests) - 1;
   const auto known = [this](size_t i) { return rounds_[i].seconds(); };
   if (known(at) > 0) return known(at);
-  // That of the nearest number that is known; more requests take longer.
+  // The time for the nearest known number; more requests take longer.
   for (size_t i = at; i-- > 0;) {
     if (known(i) > 0) {
       return known(i) * (1 + 0.05 * static_cast<double>(at - i));

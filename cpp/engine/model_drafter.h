@@ -15,22 +15,23 @@
 
 namespace gkv {
 
-// What models have done that guess for one scheduler.
+// The work of all draft models of one scheduler.
 struct DraftWork {
-  std::atomic<size_t> rows = 0;  // that they computed; any thread may read it
+  std::atomic<size_t> rows = 0;  // that they computed; any thread may read this
   double seconds = 0;            // that they took
 };
 
-// A model that guesses what another one, the target, says next. It runs on the
-// target's scheduler thread, between two steps, for all of its requests at
-// once: in rounds, each of which makes one guess more for each.
+// A model that guesses the next tokens of another one, the target. It runs on
+// the target's scheduler thread, between two steps, for all of its requests at
+// once: in rounds, each of which makes one more guess for each request.
 //
-// It learns how long rounds take and, of each request, how often its guesses
-// are right. Where they do not pay it tries now and then, for a small share of
-// the time, whether they would be.
+// It learns how long rounds take and, for each request, how often its guesses
+// are right. If they do not pay, it tries now and then, for a small share of
+// the time, whether they would be right.
 //
-// Lack of memory ends guesses. What else a step of the model throws fails the
-// requests that were to be guessed for, and leaves every conversation sound.
+// A lack of memory means no guesses. Any other error of a step of the model
+// fails the requests that it was to guess for, and leaves every conversation
+// sound.
 class ModelDrafter : public Guesser {
  public:
   ModelDrafter(const ModelDrafter&) = delete;
@@ -47,30 +48,31 @@ class ModelDrafter : public Guesser {
   using Clock = std::chrono::steady_clock;
   static constexpr size_t kMaxRequests = 32;  // of one round
 
-  // `size_share`: of the target's size, which says how long a round may take
-  // before one was measured. `work` is not owned.
+  // `size_share`: the model's size as a share of the target's, which gives an
+  // estimate of the time of a round before one was measured. `work` is not
+  // owned.
   ModelDrafter(std::shared_ptr<const Model> model, double size_share,
                DraftWork& work);
 
-  // Sets the offers of requests that ask this model, of kMaxRequests at most.
+  // Sets the offers of requests that name this model, of at most kMaxRequests.
   // May throw.
   virtual void Offer(std::span<Candidate* const> requests,
                      const GuessCosts& costs) = 0;
-  // Makes the guesses of those with an offer. May throw.
+  // Makes the guesses of requests with an offer. May throw.
   virtual void MakeGuesses(const GuessCosts& costs) = 0;
 
   // Compares a request's last guesses with what it has said since.
   void Judge(Candidate& candidate);
   void Learn(Candidate& candidate, bool was_right);
-  // An offer to guess for it, in rounds as they are known.
+  // Returns an offer to guess for the request, with the known times of rounds.
   GuessOffer OfferTo(const Candidate& candidate, double first_cost) const;
-  // Whether it is time to spend so much on seeing whether guesses would be
-  // right, which is noted.
+  // Whether it is time to spend so many seconds on a trial whether guesses
+  // would be right. If so, counts them.
   static bool Try(Candidate& candidate, double seconds);
-  // Notes a guess, if so many are `left` to make. Whether another is to follow.
+  // Notes a guess, if some are `left` to make. Returns whether another follows.
   static bool Add(Candidate& candidate, RowConsumer::Guess guess, size_t& left);
 
-  // Time of a round of so many requests.
+  // Returns the time of a round of so many requests.
   double RoundSeconds(size_t requests, double step_s) const;
   void NoteRound(size_t requests, double seconds);
   void CountRows(size_t rows) { work_.rows += rows; }
@@ -80,17 +82,17 @@ class ModelDrafter : public Guesser {
 
  private:
   template <typename Function>
-  void Guarded(const Function& function) noexcept;
+  void RunGuarded(const Function& function) noexcept;
 
   const double size_share_;
   DraftWork& work_;
-  LearnedMean right_;  // share of guesses that were right, of all requests
+  LearnedMean right_;  // share of right guesses, over all requests
   std::array<LearnedTime, kMaxRequests> rounds_ = {};  // [i]: of i + 1 requests
   std::array<double, kMaxRequests> round_seconds_ = {};  // of the step's offers
-  std::vector<Candidate*> requests_;  // that ask this model in the step
+  std::vector<Candidate*> requests_;  // that name this model, in this step
 };
 
-// Bytes of all matrices of a model.
+// Returns the bytes of all matrices of a model.
 double MatrixBytes(const Model& model);
 
 }  // namespace gkv

@@ -12,10 +12,10 @@
 
 namespace gkv {
 
-// Room for the output rows of steps. Keeps its memory.
+// Memory for the output rows of steps, kept from step to step.
 class OutputBuffer {
  public:
-  // Gives a place to each of the outputs that has none, until the next call.
+  // Gives each output without a place one that is valid until the next call.
   // Throws std::bad_alloc.
   void Place(std::span<RowOutput* const> outputs, const ModelConfig& config) {
     size_t floats = 0, lists = 0;

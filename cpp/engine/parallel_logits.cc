@@ -11,7 +11,8 @@ namespace {
 // Whole partitions, and long enough to be worth a task: a few microseconds.
 constexpr size_t kStretch = 16 * kExpSumPartition;
 
-// fn(stretch, its first token, how many), for all. It must not throw.
+// Calls fn(stretch, its first token, its number of tokens) for all stretches.
+// fn must not throw.
 template <typename Fn>
 void ForStretches(size_t size, ThreadPool* pool, const Fn& fn) {
   const size_t stretches = CeilDiv(size, kStretch);
@@ -32,7 +33,7 @@ ScoredToken ArgMax(std::span<const float> logits, ThreadPool* pool) {
   });
   ScoredToken best{-1, -std::numeric_limits<float>::infinity()};
   for (const ScoredToken& token : found) {
-    // Of equals, the first.
+    // Of equal logits, the first counts.
     if (token.id >= 0 && (best.id < 0 || token.logit > best.logit)) {
       best = token;
     }

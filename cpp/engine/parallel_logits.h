@@ -7,16 +7,17 @@
 #include "base/thread_pool.h"
 #include "ops/logits.h"
 
-// Reductions of ops/logits.h over one row, taken stretch by stretch on several
+// Reductions of ops/logits.h over one row, computed in stretches on several
 // threads: a pass over a vocabulary takes as long as a small matrix product.
-// The same bits with any number of threads. `pool` is null where the caller has
-// no pool to itself; requires that no loop runs on it.
+// The bits do not depend on the number of threads. `pool` is null if the caller
+// has no pool to itself; requires that no loop runs on it.
 
 namespace gkv {
 
 ScoredToken ArgMax(std::span<const float> logits, ThreadPool* pool);
 
-// Sums of ExpShifted over each kExpSumPartition tokens. Throws std::bad_alloc.
+// Returns the sums of ExpShifted over each kExpSumPartition tokens. Throws
+// std::bad_alloc.
 std::vector<double> ExpSums(std::span<const float> logits, float max,
                             float inverse_temperature, ThreadPool* pool);
 

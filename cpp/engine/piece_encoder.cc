@@ -1,8 +1,10 @@
-// What the library does, as far as models of Gemma's kind come to it: spaces are
-// marked; user-defined pieces are cut out, the longest first; of the pairs of
-// neighbours that are a piece together, the one of the highest score is joined,
-// the leftmost of equals, until there is none; unused pieces are taken apart
-// again; what is no piece becomes bytes.
+// The algorithm of the library, as far as models of Gemma's kind use it:
+//   1. Spaces are marked.
+//   2. User-defined pieces are cut out, the longest first.
+//   3. Of the pairs of neighbours that are a piece together, the one with the
+//      highest score is joined, the leftmost of equals, until none is left.
+//   4. Unused pieces are taken apart again.
+//   5. Text that is no piece becomes bytes.
 
 #include "engine/piece_encoder.h"
 
@@ -22,7 +24,7 @@ namespace {
 
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 
-// Bytes of the character that begins with this one.
+// Returns the length of the character that begins with this byte.
 size_t CharacterBytes(char first) {
   constexpr char kBytes[] = "\1\1\1\1\1\1\1\1\1\1\1\1\2\2\3\4";
   return static_cast<size_t>(kBytes[static_cast<uint8_t>(first) >> 4]);
@@ -77,22 +79,22 @@ class PieceEncoder::Joiner {
  public:
   explicit Joiner(const PieceEncoder& encoder) : encoder_(encoder) {}
 
-  // A character, or a `whole` piece, which nothing is joined to.
+  // Adds a character, or a `whole` piece, which nothing is joined to.
   void Add(std::string_view piece, bool whole) {
     const auto i = static_cast<int32_t>(symbols_.size());
     symbols_.push_back({piece, i - 1, i + 1, whole});
   }
-  // Ends a run, which nothing behind it is joined to.
+  // Ends a run: nothing after it is joined to it.
   void Close(std::vector<int32_t>& ids);
 
  private:
-  // A run of text that is a token, or becomes a part of one.
+  // A piece of text that is a token, or becomes a part of one.
   struct Symbol {
     std::string_view piece;  // empty: it was joined to the one before
     int32_t previous, next;  // -1 at the ends
     bool whole;
   };
-  // Neighbours that are a piece together.
+  // Two neighbours that are a piece together.
   struct Pair {
     float score;
     int32_t left, right;
@@ -112,7 +114,7 @@ class PieceEncoder::Joiner {
   const PieceEncoder& encoder_;
   std::vector<Symbol> symbols_;
   std::priority_queue<Pair> pairs_;
-  // Unused pieces, and what they were joined of last.
+  // Unused pieces, and the two parts that each was joined from last.
   std::unordered_map<std::string_view,
                      std::pair<std::string_view, std::string_view>>
       parts_;
@@ -133,7 +135,7 @@ void PieceEncoder::Joiner::Consider(int32_t left, int32_t right) {
 void PieceEncoder::Joiner::Join(const Pair& pair) {
   Symbol& left = At(pair.left);
   Symbol& right = At(pair.right);
-  // One of them may have been joined to another meanwhile.
+  // One of the two may have been joined to another meanwhile.
   if (left.piece.empty() || right.piece.empty() ||
       left.piece.size() + right.piece.size() != pair.size) {
     return;
@@ -148,7 +150,7 @@ void PieceEncoder::Joiner::Join(const Pair& pair) {
 
 void PieceEncoder::Joiner::Append(std::string_view piece,
                                   std::vector<int32_t>& ids) {
-  pending_.push_back(piece);  // the next one last
+  pending_.push_back(piece);  // a stack
   while (!pending_.empty()) {
     const std::string_view next = pending_.back();
     pending_.pop_back();
@@ -206,7 +208,7 @@ void PieceEncoder::AddPieces(const Vocabulary& vocabulary,
   scores_.reserve(count);
   types_.reserve(count);
   slots_.assign(std::bit_ceil(count + count / 2 + 1), Slot{0, -1});
-  // Some at a time, so that the table's places are fetched meanwhile.
+  // Several at a time, so that their slots of the table are prefetched.
   constexpr size_t kAtATime = 32;
   uint32_t hashes[kAtATime];
   for (size_t begin = 0; begin < count; begin += kAtATime) {
@@ -307,7 +309,7 @@ int32_t PieceEncoder::Find(std::string_view piece) const {
   return -1;
 }
 
-// The same, but -1 for control, unknown and byte tokens, which no text becomes.
+// As Find, but -1 for control, unknown and byte tokens, which no text becomes.
 int32_t PieceEncoder::FindText(std::string_view piece) const {
   const int32_t id = Find(piece);
   if (id < 0) return id;
@@ -318,11 +320,11 @@ int32_t PieceEncoder::FindText(std::string_view piece) const {
              : -1;
 }
 
-// Bytes of the longest user-defined piece that `text` begins with, which is
-// `whole`, or else of its first character. Requires: not empty.
+// Returns the length of the longest user-defined piece that `text` begins with,
+// which is `whole`, or else of its first character. Requires: not empty.
 size_t PieceEncoder::SymbolAt(std::string_view text, bool* whole) const {
   const auto first = static_cast<uint8_t>(text[0]);
-  // Those that begin as the text does up to here.
+  // The pieces that share the text's bytes up to here.
   auto begin = user_defined_.begin() + first_by_byte_[first];
   auto end = user_defined_.begin() + first_by_byte_[first + size_t{1}];
   size_t longest = 0;
@@ -360,8 +362,8 @@ std::vector<int32_t> PieceEncoder::Encode(std::string_view text) const {
     const std::string_view symbol = rest.substr(0, SymbolAt(rest, &whole));
     rest.remove_prefix(symbol.size());
     joiner.Add(symbol, whole);
-    // Short runs stay in the processor's cache. What an unused piece is taken
-    // apart into depends on the whole text.
+    // Short runs stay in the processor's cache. How an unused piece is taken
+    // apart depends on the whole text.
     if (whole && !has_unused_) joiner.Close(ids);
   }
   joiner.Close(ids);

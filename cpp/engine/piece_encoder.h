@@ -12,31 +12,31 @@
 
 namespace gkv {
 
-// Token ids of text: the same as the SentencePiece library gives for
-// `Vocabulary::SentencePieceModel`, from tables that take a tenth of the time
-// and of the memory. Immutable, safe from several threads.
+// Encodes text to token ids: the same ids as the SentencePiece library gives
+// for `Vocabulary::SentencePieceModel`, from tables that take a tenth of the
+// time and of the memory. Immutable, safe from several threads.
 class PieceEncoder {
  public:
-  // Throws CorruptFile for a vocabulary that the library refuses: pieces that
-  // are empty or there twice, or not one token for each byte. `name` is for
-  // errors. Keeps nothing of `vocabulary`.
+  // Throws CorruptFile for a vocabulary that the library refuses: one with an
+  // empty piece, with a piece twice, or without a token for each byte. `name`
+  // is for errors. Keeps nothing of `vocabulary`.
   PieceEncoder(const Vocabulary& vocabulary, const std::string& name);
 
   // Requires: `text` is UTF-8.
   std::vector<int32_t> Encode(std::string_view text) const;
 
   size_t size() const { return types_.size(); }
-  // Require: 0 <= id < size(). Spaces of a piece are marked, as in the model.
+  // Requires: 0 <= id < size(). Spaces of a piece are marked, as in the model.
   std::string_view Piece(int32_t id) const;
   Vocabulary::Type TypeOf(int32_t id) const {
     return static_cast<Vocabulary::Type>(types_[static_cast<size_t>(id)]);
   }
-  // The token of exactly this piece, of any type; -1 if there is none.
+  // Returns the token of exactly this piece, of any type; -1 if there is none.
   int32_t Find(std::string_view piece) const;
 
  private:
   class Joiner;
-  // A place of the hash table. `id` is -1 where nothing is.
+  // A slot of the hash table. `id` is -1 if it is empty.
   struct Slot {
     uint32_t hash;
     int32_t id;

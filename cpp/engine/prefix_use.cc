@@ -10,9 +10,9 @@
 namespace gkv {
 namespace {
 
-// Long prompts leave resume points at multiples of it.
+// Long prompts leave resume points at multiples of this.
 constexpr size_t kPointDistance = 4096;
-// Fewer tokens are not worth waiting for, nor a resume point.
+// Fewer tokens are worth neither a wait nor a resume point.
 constexpr size_t kLeastShared = 64;
 
 void TellChanged(WakeUp& wake_up) {
@@ -67,7 +67,7 @@ bool PrefixUse::Fetch(const std::shared_ptr<WakeUp>& wake_up) {
         [wake_up] { TellChanged(*wake_up); });
   } catch (const std::bad_alloc&) {
   } catch (const std::system_error&) {
-    // It computes what it would have found.
+    // The request computes what it would have found.
   }
   return fetches();
 }
@@ -80,7 +80,7 @@ bool PrefixUse::Resume(size_t limit) {
   try {
     took = TakeOver(limit, again);
   } catch (const std::bad_alloc&) {
-    // It computes what it would have found.
+    // The request computes what it would have found.
   }
   EndFetch();
   return took;
@@ -97,7 +97,7 @@ bool PrefixUse::TakeOver(size_t limit, bool again) {
   if (reads()) {
     const size_t before = next;
     PrefixOffer offer = view.Find(cache(), tokens, limit, fetch_.get());
-    // It is asked for a second time up to here.
+    // A second request has this prefix: others may come.
     if (offer.match.parts || offer.match.known == limit) {
       parts_at = offer.match.known;
     }
@@ -120,7 +120,7 @@ bool PrefixUse::TakeOver(size_t limit, bool again) {
   }
   if (again || !access_.writes()) return took;
   try {
-    points_ = view.Points(tokens, access_.boundaries, next);
+    points_ = view.ChoosePoints(tokens, access_.boundaries, next);
     if (parts_at > next + kLeastShared) AddPoint(parts_at);
     lead_ = std::make_shared<Lead>(Lead{.reached = next});
   } catch (const std::bad_alloc&) {
@@ -129,7 +129,7 @@ bool PrefixUse::TakeOver(size_t limit, bool again) {
   return took;
 }
 
-// Leaves what did not come in time.
+// Ends the fetch, which may not be done in time.
 void PrefixUse::EndFetch() {
   if (!fetch_) return;
   if (!fetch_->done()) access_.view->cache().loader()->TimedOut(*fetch_);
@@ -159,7 +159,7 @@ std::vector<size_t> PrefixUse::PointsIn(size_t begin, size_t end) const {
 
 void PrefixUse::Publish(std::span<const Checkpoint> points,
                         size_t next) noexcept {
-  // What a warm-up led to is right where it ends.
+  // The content is right at the end of a warm-up.
   const bool warm = next == warm_end_ && access_.writes();
   if (!points.empty() || warm) {
     access_.view->Publish(cache(), points, warm);

@@ -16,89 +16,93 @@ namespace gkv {
 
 // What one request does with the prefix cache, from its arrival to its end.
 //
-// A request that waits may have a reason to go on waiting. It follows another
-// one whose prompt begins alike and is being computed (Follow), up to where the
-// two part; or it fetches what the tiers below RAM have (Fetch), until they
-// have answered or their time is over. When it starts, Resume takes over what
-// is in RAM by then, and chooses the points of its prompt that others are to go
-// on from. While it computes, PointsIn tells a step which of them it passes,
-// and Publish hands over what the step left there. End hands over the rest, and
-// lets go of those that follow. A request that gave its blocks back resumes
-// again, but neither follows nor leads any more.
+// A waiting request may have a reason to go on waiting. It follows an earlier
+// request whose prompt begins alike and is being computed (Follow), up to the
+// position where the two prompts part. Or it fetches what the tiers below RAM
+// have (Fetch), until they have answered or their time is over. When the
+// request starts, Resume takes over what is in RAM by then, and chooses the
+// points of its prompt at which others are to resume. While it computes,
+// PointsIn tells a step which of these points it passes, and Publish hands over
+// what the step left there. End hands over the rest and releases the followers.
+// A request that was preempted resumes again, but neither follows nor leads any
+// more.
 //
 // A request leads from its first Resume to the end of its prompt or to End,
 // whichever comes first, and only if it writes. It tells its followers through
-// a Lead, which both sides share, so that either may go first. The prompt is
-// copied once, and only where there is a prefix cache: without one all of this
-// does nothing. Not thread-safe: PointsIn and Publish belong to whoever runs
-// the step, the rest to the scheduler's thread between two steps.
+// a Lead, which both sides share, so that either may be destroyed first. The
+// prompt is copied once, and only if there is a prefix cache: without one, none
+// of these functions does anything. Not thread-safe: PointsIn and Publish
+// belong to the thread that runs the step, the rest to the scheduler's thread
+// between two steps.
 class PrefixUse {
  public:
   using Clock = PrefixFetch::Clock;
 
-  // Requires: the stream's transaction is open, until End() has returned. At
+  // Requires: the stream's transaction is open until End() has returned. At
   // most `limit` tokens of its transcript may come from the prefix cache.
   PrefixUse(PrefixAccess access, TokenStream& stream, size_t limit);
   PrefixUse(const PrefixUse&) = delete;
 
   bool reads() const { return access_.reads(); }
-  // Its request computes a prompt that others may wait for.
+  // Whether the request computes a prompt that others may wait for.
   bool leads() const {
     return lead_ && access_.writes() && lead_->reached < prompt_.size();
   }
 
   // ---- While the request waits ----
 
-  // Either tells `wake_up` (prefix_changed) when it is over, but for a tier's
-  // time, which ends by itself.
+  // Both set `wake_up`'s prefix_changed when the wait is over, except when the
+  // time of a tier runs out.
 
-  // Follows `earlier` if that leads, and its prompt begins as this one does,
-  // further than what is known already. Returns whether it does.
+  // Follows `earlier` if it leads and its prompt shares more with this one than
+  // is known already. Returns whether it does.
   bool Follow(PrefixUse& earlier, const std::shared_ptr<WakeUp>& wake_up);
-  // Asks the tiers below RAM, the first time; returns whether it waits for
-  // them.
+  // Asks the tiers below RAM, on the first call only. Returns whether the
+  // request waits for them.
   bool Fetch(const std::shared_ptr<WakeUp>& wake_up);
   bool follows() const {
     return leader_ && !leader_->over && leader_->reached < awaited_;
   }
   bool fetches() const { return fetch_ && fetch_->pending(); }
-  // When the tiers' time is over. Requires: fetches().
+  // Returns when the tiers' time is over. Requires: fetches().
   Clock::time_point fetch_deadline() const { return fetch_->deadline(); }
 
   // ---- While it computes ----
 
-  // Takes over what the prefix cache has of the first `limit` tokens; returns
-  // false if that is nothing. Where memory does not suffice it is.
+  // Takes over what the prefix cache has of the first `limit` tokens. Returns
+  // false if that is nothing, or if there is no memory.
   bool Resume(size_t limit);
-  // Where a warm-up of what was taken over ends; it is the end of a step.
+  // Returns where the warm-up of what was taken over ends. A step ends there.
   size_t warm_end() const { return warm_end_; }
-  // The points of a step over positions [begin, end), ascending, each once.
+  // Returns the points of a step over positions [begin, end), ascending, each
+  // once.
   std::vector<size_t> PointsIn(size_t begin, size_t end) const;
-  // The step was committed up to `next`, with these points.
+  // Publishes what a step left at these points. The step was committed up to
+  // `next`.
   void Publish(std::span<const Checkpoint> points, size_t next) noexcept;
-  // One row of a prompt took so long.
+  // Notes how long one row of a prompt took.
   void NoteSpeed(double seconds) const;
 
   // ---- Where the pool is full ----
 
-  // Has the index give up blocks of the pool, and takes no more points, which
-  // need room, too; false if that was so.
+  // Has the index give up blocks of the pool, and stops taking points, which
+  // need room, too. Returns false if neither made a difference.
   bool GiveUpIndexed();
-  // Does without the prefix cache from now on; false if it did already.
+  // Stops using the prefix cache. Returns false if the request did not use it.
   bool Leave();
 
   // ---- At the end, or when the request gives its blocks back ----
 
-  // Abandons a fetch, lets go of the followers, and publishes where the
-  // conversation stands if the request has `computed` anything of it.
+  // Abandons a fetch, releases the followers, and publishes the end of the
+  // conversation if the request has `computed` anything of it.
   void End(bool computed) noexcept;
 
  private:
-  // How far one request has got, for those that follow it.
+  // How far one request has got, for its followers.
   struct Lead {
     size_t reached = 0;
     bool over = false;
-    // The positions that they wait for lie within; who is told of them.
+    // The range of the positions that followers wait for.
     size_t first_awaited = std::numeric_limits<size_t>::max();
     size_t last_awaited = 0;
     std::shared_ptr<WakeUp> wake_up = nullptr;
@@ -116,8 +120,8 @@ class PrefixUse {
 
   // While it waits.
   std::shared_ptr<const Lead> leader_;
-  size_t awaited_ = 0;                  // position that the leader is to reach
-  std::shared_ptr<PrefixFetch> fetch_;  // on its way, or not yet looked at
+  size_t awaited_ = 0;                  // the leader is to reach this position
+  std::shared_ptr<PrefixFetch> fetch_;  // under way, or not yet taken
   bool fetched_ = false;                // the tiers were asked
 
   // Once it has started.

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kMinBins = 16;
 constexpr size_t kMaxBins = 1024;
-constexpr size_t kScanned = 64;  // few have a token of any one bin
+constexpr size_t kScanned = 64;  // few blocks have a token of a given bin
 
 }  // namespace
 
@@ -25,7 +25,7 @@ void Ranking::Reset(const TokenList& tokens, const Softmax& softmax,
   Divide(softmax, floor);
 }
 
-// Of tokens_ into bins.
+// Divides tokens_ into bins.
 void Ranking::Divide(const Softmax& softmax, float floor) {
   const float* found = tokens_.logits.data();
   weights_.resize(size());
@@ -67,7 +67,7 @@ void Ranking::SortBin(size_t bin) {
     const float logit_a = tokens_.logits[a], logit_b = tokens_.logits[b];
     return logit_a > logit_b || (logit_a == logit_b && a < b);
   };
-  // However many there are, equal ones are in order.
+  // A bin of equal logits is in order already, however large it is.
   if (!std::is_sorted(sorted_.begin(), sorted_.end(), before)) {
     std::sort(sorted_.begin(), sorted_.end(), before);
   }
@@ -80,7 +80,7 @@ Ranking::Prefix Ranking::Find(size_t count, double mass) {
   Prefix prefix{0, 0, -1};
   size_t b = static_cast<size_t>(bin - up_to_.begin());
   if (b > 0) prefix = {up_to_[b - 1].count, up_to_[b - 1].mass, -1};
-  // One bin has the end, but for what rounding does to inexact sums.
+  // The end lies in one bin, unless sums are inexact and were rounded.
   for (; b < up_to_.size(); ++b) {
     SortBin(b);
     for (const uint32_t i : sorted_) {

@@ -17,27 +17,27 @@ struct Softmax {
 };
 
 // The likelier tokens of one row of logits in descending order of logit,
-// ascending id among equals. Divides them into bins of logits and sorts a bin
-// only when an answer lies within it: what an answer costs hardly depends on
-// how many tokens come before it. Keeps its memory, 16 bytes for each token of
-// the row with the most, for the next row.
+// ascending id among equals. It divides them into bins of logits and sorts a
+// bin only when an answer lies within it: the cost of an answer hardly depends
+// on how many tokens come before it. It keeps its memory for the next row: 16
+// bytes for each token of the largest row.
 //
 // Sums of weights are taken bin by bin. As doubles they are exact, and so do
-// not depend on that, while no weight is below 2^-29 of the sum: that of a
-// token within the first 99.95 % of the mass of 262,144 tokens never is.
+// not depend on the bins, while no weight is below 2^-29 of the sum. The weight
+// of a token within the first 99.95 % of the mass of 262,144 tokens never is.
 class Ranking {
  public:
-  // Ranks the tokens of `logits` with a logit of at least `floor`, of which
-  // there should be one. Throws std::bad_alloc only.
+  // Ranks the tokens of `logits` with a logit of at least `floor`; there should
+  // be at least one. Throws std::bad_alloc only.
   void Reset(std::span<const float> logits, const Softmax& softmax,
              float floor);
 
-  // The same of tokens by ascending id.
+  // The same for tokens by ascending id.
   void Reset(const TokenList& tokens, const Softmax& softmax, float floor);
 
   size_t size() const { return tokens_.ids.size(); }
   double mass() const { return up_to_.back().mass; }  // of all
-  // How many weigh at least `weight`.
+  // Returns how many tokens weigh at least `weight`.
   size_t CountFrom(float weight) const;
 
   struct Prefix {
@@ -45,8 +45,8 @@ class Ranking {
     double mass;
     int32_t last;  // id
   };
-  // The shortest prefix of the order that has `count` tokens or a mass of at
-  // least `mass`. Requires: 0 < count <= size(), 0 < mass.
+  // Returns the shortest prefix of the order that has `count` tokens or a mass
+  // of at least `mass`. Requires: 0 < count <= size(), 0 < mass.
   Prefix Find(size_t count, double mass);
 
  private:

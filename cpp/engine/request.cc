@@ -21,7 +21,7 @@ Request::Request(Parts parts)
     ++parts_.batch->unstarted;
   }
   // After a truncation past the window, positions before the end of what is
-  // held are replayed: those were not served from the cache.
+  // held are replayed: those did not come from the cache.
   stream().set_cached_tokens(next_);
   candidate_.sources = std::move(parts_.guessed_by);
   candidate_.cache = &cache();
@@ -36,7 +36,7 @@ void Request::Become(State state) noexcept {
   state_ = state;
 }
 
-// At most so many tokens may come from the prefix cache.
+// Returns how many tokens may come from the prefix cache at most.
 size_t Request::PrefixLimit() const {
   return std::min(logits_begin_, target_ - 1);
 }
@@ -58,7 +58,8 @@ void Request::Preempt() {
   Become(Preempted{});
 }
 
-// The last token of all is sampled from the row before it.
+// Returns how many guesses there is room for. The last token needs no row of
+// its own: it is sampled from the row before.
 size_t Request::GuessLimit(size_t max_guesses) const {
   return std::min({max_guesses, parts_.consumer->tokens_left() - 1,
                    cache().capacity_tokens() - target_ - 1});
@@ -93,7 +94,7 @@ StepSlice Request::Prepare(const PlannedSlice& plan, size_t vocab_size,
   slice.request = this;
   slice.ids.resize(std::min(plan.end, target_) - plan.begin);
   cache().CopyTokens(plan.begin, slice.ids);
-  std::vector<size_t> keep;  // where a commit may end
+  std::vector<size_t> keep;  // positions at which the commit may end
   for (size_t i = 0; target_ + i < plan.end; ++i) {
     const int32_t id = candidate_.proposed[i].id;
     if (id < 0 || static_cast<size_t>(id) >= vocab_size) {
@@ -134,7 +135,8 @@ void Request::ComputeMasks(StepSlice& slice) noexcept {
                       parts_.stop_ids, candidate_.forced_error);
 }
 
-// Takes one row; true if the next one follows from it.
+// Takes one row. Returns true if the next row is valid, too: its token is the
+// sampled one.
 bool Request::TakeRow(StepSlice& slice, size_t row, ThreadPool* pool) {
   const size_t rows = slice.output.rows;
   KVCache& cache = this->cache();
@@ -162,7 +164,7 @@ bool Request::TakeRow(StepSlice& slice, size_t row, ThreadPool* pool) {
          slice.ids[slice.ids.size() - rows + row + 1] == token;
 }
 
-// Keeps what the head read for the row that the last token was sampled from.
+// Keeps the hidden state from which the last token was sampled.
 void Request::TakeState(const StepSlice& slice, size_t taken) {
   candidate_.hidden.clear();
   if (slice.output.states == nullptr || taken == 0) return;
@@ -172,7 +174,7 @@ void Request::TakeState(const StepSlice& slice, size_t taken) {
     candidate_.hidden.assign(row, row + size);
     candidate_.hidden_length = cache().length();
   } catch (const std::bad_alloc&) {
-    // There are no guesses of what follows.
+    // Nothing is guessed of what follows.
   }
 }
 
@@ -208,7 +210,7 @@ void Request::TakeRows(StepSlice& slice, ThreadPool* pool) noexcept {
     }
   } catch (...) {
     slice.error = std::current_exception();
-    slice.view = {};  // its blocks are free when the failure is told
+    slice.view = {};  // frees its blocks before the failure is told
   }
 }
 
@@ -227,21 +229,21 @@ void Request::Settle(FinishReason reason) noexcept {
   if (parts_.batch) {
     --parts_.batch->undecided;
   } else {
-    stream().NothingFollows();
+    stream().MarkComplete();
     EndSettled();
     if (is<Settled>()) stream().Tell();
   }
 }
 
-// Whoever made the request may get to it late, and those that run need the
-// blocks.
+// Gives the blocks of a conversation for one request back at once: the caller
+// may release it late, and running requests need the blocks.
 void Request::GiveBackAtEnd() noexcept {
   if (!holds_blocks_ || !cache().for_one_request()) return;
   try {
     stream().transaction().GiveBlocksBack();
     holds_blocks_ = false;
   } catch (const std::bad_alloc&) {
-    // They are free when the conversation is.
+    // They are freed with the conversation.
   }
 }
 
@@ -265,7 +267,8 @@ bool Request::may_end() const {
 void Request::EndSettled() noexcept {
   if (!may_end()) return;
   const Settled* const settled = std::get_if<Settled>(&state_);
-  // Others may follow one that ends with its batch in the middle of its prompt.
+  // Others may follow a request that ends with its batch in the middle of its
+  // prompt.
   if (settled == nullptr) prefix_.End(holds_blocks_);
   if (parts_.batch && parts_.batch->failed) {
     stream().End(FinishReason::kNone, parts_.batch->error, true);

@@ -23,50 +23,49 @@ namespace gkv {
 
 class Request;
 
-// A request's part of one step: rows of positions [view.begin, view.end).
+// The rows of one request in one step: positions [view.begin, view.end).
 struct StepSlice {
   Request* request = nullptr;
   std::vector<int32_t> ids;
-  size_t guesses = 0;  // the last of the ids
+  size_t guesses = 0;  // the last so many ids
   KvStepView view;
   std::vector<size_t> points;  // for the prefix cache, ascending
-  RowOutput output;            // of the last output.rows rows
+  RowOutput output;            // for the last output.rows rows
   size_t row_size = 0;
   bool wants_states = false;  // for a drafter
   TokenMasks masks;
 
-  // What came of it, when its rows have been taken.
+  // Set by TakeRows.
   FinishReason reason = FinishReason::kNone;  // why the request is done
   std::exception_ptr error;                   // why it failed
 };
 
-// Requests that succeed together or not at all: none lets go of its cache
-// before all have come to their end.
+// Requests that succeed together or not at all: none releases its cache before
+// all of them are done.
 struct Batch {
   size_t undecided = 0;
-  size_t unstarted = 0;  // members that have had no turn
+  size_t unstarted = 0;  // members that have not started
   bool failed = false;
   std::exception_ptr error;  // of the first that failed; null if aborted
 
-  // Whether all of them end now.
+  // Whether all members end now.
   bool decided() const { return failed || undecided == 0; }
 };
 
-// What somebody asked a model to do with one conversation: to compute a prompt,
-// and perhaps to sample tokens after it, or to give rows of logits or of hidden
-// states.
+// One call's work on one conversation: to compute a prompt, and perhaps to
+// sample tokens after it, or to give rows of logits or of hidden states.
 //
-// It is in one of six states, and what only one of them needs is a member of
+// A request is in one of six states. What only one state needs is a member of
 // that state:
 //
-//   Waiting      for its turn.
-//   Prefilling   It computes what is known: its prompt, or what it computes
-//                again because it gave its blocks back.
+//   Waiting      It has not started.
+//   Prefilling   It computes known tokens: its prompt, or, after a preemption,
+//                everything that it gave back.
 //   Decoding     It computes the token that it sampled last, and guesses.
 //   Preempted    It gave its blocks back, and waits for others to end.
-//   Settled      It is done, and waits for the others of its batch, or for its
+//   Settled      It is done, and waits for the rest of its batch or for its
 //                reader.
-//   Ended        Its stream says how, and the conversation is free.
+//   Ended        Its stream has the result, and the conversation is free.
 //
 //    Waiting --Start--> Prefilling --TakeRows--> Decoding
 //                        |      ^                 |    |
@@ -77,25 +76,26 @@ struct Batch {
 //    any but Ended --Settle--> Settled --EndSettled--> Ended
 //    any but Ended --Fail--------------------------->  Ended
 //
-// The transcript has the positions [0, target_), of which those from next_ on
-// are to be computed; rows from logits_begin_ on go to the consumer, each once,
-// however often its position is computed. A step is, in this order: ToGuess,
-// ToPlan, Prepare, TakeRows, Conclude. The request holds its conversation
-// through the stream's transaction until it has ended. What ends it allocates
-// nothing.
+// The transcript has the positions [0, target_); those from next_ on have yet
+// to be computed. The rows from logits_begin_ on go to the consumer, each once,
+// even if its position is computed again. A step calls ToGuess, ToPlan,
+// Prepare, TakeRows and Conclude, in this order. The request holds its
+// conversation through the stream's transaction until it has ended. Ending it
+// allocates nothing.
 //
-// Belongs to the scheduler's thread. ComputeMasks and TakeRows may run on
-// others, for different requests at the same time.
+// A request belongs to the scheduler's thread. ComputeMasks and TakeRows may
+// run on other threads, for different requests at the same time.
 class Request {
  public:
   using Clock = std::chrono::steady_clock;
 
   struct Waiting {};
   struct Prefilling {
-    bool again = false;  // it is not yet back where it gave way
+    // it has yet to reach the position where it was preempted
+    bool again = false;
   };
   struct Decoding {
-    bool asked = false;  // those that guess were asked what follows
+    bool asked = false;  // guessers were asked what follows
   };
   struct Preempted {};
   struct Settled {
@@ -123,16 +123,16 @@ class Request {
   bool is() const {
     return std::holds_alternative<State>(state_);
   }
-  // In a step as soon as the planner takes it.
+  // Whether a step may give it rows.
   bool runnable() const {
     return (is<Prefilling>() || is<Decoding>()) && !stream().waits_for_reader();
   }
-  // It computes again what it gave back.
+  // Whether it computes again what it gave back.
   bool catching_up() const {
     const Prefilling* const state = std::get_if<Prefilling>(&state_);
     return state != nullptr && state->again;
   }
-  // There is something that Preempt would give back.
+  // Whether Preempt would free blocks.
   bool holds_blocks() const { return holds_blocks_; }
   TokenStream& stream() const { return *parts_.stream; }
   // Requires: not Ended.
@@ -143,29 +143,31 @@ class Request {
     return parts_.deadline;
   }
   const Batch* batch() const { return parts_.batch.get(); }
-  // Its place among all that came, from 1 on, and among those that were served.
+  // The number of the request by arrival, from 1 on, and its place by service.
   uint64_t number() const { return number_; }
   void set_number(uint64_t number) { number_ = number; }
   void set_served(uint64_t place) { served_ = place; }
 
   // ---- Turns ----
 
-  // Goes on from what the prefix cache has. Requires: Waiting or Preempted.
+  // Starts computing, after what the prefix cache has. Requires: Waiting or
+  // Preempted.
   void Start();
-  // Gives back what it computed, and will compute it again. One that is Settled
-  // stays so, and whoever uses the conversation next computes it. Throws
-  // std::bad_alloc: it has its blocks then, and leads nobody.
+  // Gives back the blocks that the request filled; it will compute them again.
+  // A Settled request stays Settled, and the next user of the conversation
+  // computes them. Ends its PrefixUse, so it leads nobody. Throws
+  // std::bad_alloc: the request keeps its blocks then.
   void Preempt();
 
   // ---- A step ----
 
-  // Says to those that guess how things stand, with room for `max_guesses` at
-  // most. Nobody is asked twice what follows the same token.
+  // Tells guessers the state of the request, with room for at most
+  // `max_guesses` guesses. They are asked once for each sampled token.
   Candidate& ToGuess(size_t max_guesses);
-  // What there is to plan.
+  // Returns what the planner needs to know.
   PlanInput ToPlan() const;
-  // Goes without half of its guesses, at last without any; false if the plan
-  // has none.
+  // Drops half of the guesses of `plan`, and all of them at last. Returns false
+  // if the plan has none.
   bool DropGuesses(PlannedSlice& plan);
   // Requires: `plan` is of the last ToPlan. Throws CacheFull and
   // std::bad_alloc, changing nothing.
@@ -173,24 +175,25 @@ class Request {
                     size_t hidden_size);
   // Requires: the slice has masks.
   void ComputeMasks(StepSlice& slice) noexcept;
-  // The step has run: takes its rows, and commits as far as guesses were right.
+  // Takes the rows of the step and commits them up to the first wrong guess.
   // `pool` as in parallel_logits.h.
   void TakeRows(StepSlice& slice, ThreadPool* pool) noexcept;
-  // Settles or fails if TakeRows came to that.
+  // Settles or fails the request if TakeRows said so in the slice.
   void Conclude(StepSlice& slice) noexcept;
 
   // ---- The end ----
 
-  // It is done. It ends at once if it is alone and its reader not behind.
+  // Says that the request is done. It ends at once if it is in no batch and
+  // does not wait for its reader.
   void Settle(FinishReason reason) noexcept;
-  // Ends, and has the others of its batch end, with an error; null: as if the
-  // request had never been made.
+  // Ends the request and its batch with an error; null: as if the request had
+  // never been made.
   void Fail(std::exception_ptr error) noexcept;
-  // Whether EndSettled ends it: it is done, or its batch has failed, and nobody
-  // is to be waited for.
+  // Whether EndSettled ends the request: it is done, or its batch has failed,
+  // and there is nobody to wait for.
   bool may_end() const;
   void EndSettled() noexcept;
-  // Settles, and waits for no reader.
+  // Settles the request and does not wait for its reader.
   void EndAtDeadline() noexcept;
 
  private:
@@ -211,7 +214,7 @@ class Request {
   size_t next_;
   size_t target_;
   size_t logits_begin_;
-  bool holds_blocks_ = false;  // that were filled since it started
+  bool holds_blocks_ = false;  // it filled some since it started
   PrefixUse prefix_;
   Candidate candidate_;
 };

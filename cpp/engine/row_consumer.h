@@ -18,12 +18,12 @@
 
 namespace gkv {
 
-// One row of what the model makes of a position.
+// One row of the model's output for a position.
 struct OutputRow {
   std::span<float> values;  // none where `largest` is set
   size_t position;          // of the token that follows
-  bool last_token = false;  // no other fits behind it
-  // Tokens that may come, see Constraint::ComputeMask; empty: all.
+  bool last_token = false;  // no other fits after it
+  // The tokens that may come, see Constraint::ComputeMask; empty: all.
   std::span<const uint32_t> allowed = {};
   ThreadPool* pool = nullptr;          // as in parallel_logits.h
   const TokenList* largest = nullptr;  // with kLargest, as OutputHead::Row has
@@ -39,36 +39,37 @@ struct OutputRow {
   }
 };
 
-// What becomes of the rows of one request.
+// Takes the output rows of one request.
 class RowConsumer {
  public:
   virtual ~RowConsumer() = default;
 
-  // What the next rows are to be, and where: a null `data` leaves that to the
-  // scheduler.
+  // Says what the next rows are to be, and where: a null `data` leaves the
+  // place to the scheduler.
   virtual RowOutput output() const = 0;
-  // Takes the next row, may change it. The token that follows, if one is to be
-  // appended to the transcript; a finish_reason if this was the last row.
+  // Takes the next row, which it may change. Returns the token that follows, if
+  // one is to be appended to the transcript, and a finish_reason if this was
+  // the last row.
   virtual TokenEvent Take(const OutputRow& row) = 0;
 
-  // What Take would give of the row of another model, after the tokens
-  // `before`. It is a guess, and remembered nowhere. May change the row.
+  // Returns what Take would return for the row of another model, after the
+  // tokens `before`. It is a guess, and not remembered. May change the row.
   struct Guess {
     int32_t id = -1;    // -1: none
-    bool last = false;  // nothing follows it
+    bool last = false;  // no token follows it
   };
   virtual Guess GuessNext(const OutputRow&, std::span<const int32_t>) {
     return {};
   }
-  // Tokens that it gives at most from now on.
+  // The most tokens that it returns from now on.
   virtual size_t tokens_left() const { return 0; }
 };
 
 // Samples tokens.
 class TokenSampler : public RowConsumer {
  public:
-  // `transcript` as for Sampler; `whole_rows` if other tokens than the largest
-  // may be asked for, as with OutputRow::allowed. Requires: valid options,
+  // `transcript` as for Sampler. `whole_rows`: whether tokens other than the
+  // largest may be needed, as with OutputRow::allowed. Requires: valid options,
   // max_tokens > 0.
   TokenSampler(const GenerateOptions& options, uint64_t seed,
                std::span<const int32_t> transcript, bool whole_rows,
@@ -76,37 +77,37 @@ class TokenSampler : public RowConsumer {
                std::shared_ptr<const TokenText> token_text);
 
   RowOutput output() const override {
-    // The largest may be one that must not end the text yet.
+    // The largest logit may be that of a stop token, which may not come yet.
     if (deciding_ == 0 || least_left_ > 0) return {.kind = RowOutput::kLogits};
     return {.kind = RowOutput::kLargest, .count = deciding_};
   }
   TokenEvent Take(const OutputRow& row) override;
-  // The logits processor is not asked.
+  // Does not call the logits processor.
   Guess GuessNext(const OutputRow& row,
                   std::span<const int32_t> before) override;
   size_t tokens_left() const override { return tokens_left_; }
 
  private:
-  const size_t deciding_;  // largest logits, 0: all
+  const size_t deciding_;  // number of largest logits; 0: all
   size_t tokens_left_;
-  size_t least_left_;  // tokens that must not stop
+  size_t least_left_;  // tokens that may not be stop tokens
   Sampler sampler_;
   StopMatcher matcher_;
   const std::vector<int32_t> stop_ids_;
   const std::shared_ptr<const TokenText> token_text_;
 };
 
-// Has rows written to where somebody wants them: logits, hidden states.
+// Has rows of logits or hidden states written to a caller's memory.
 class RowWriter : public RowConsumer {
  public:
-  // Requires: `output` has room for its rows, of which there is one at least.
+  // Requires: `output` has room for its rows; there is at least one.
   explicit RowWriter(const RowOutput& output) : output_(output) {}
 
   RowOutput output() const override { return output_; }
   TokenEvent Take(const OutputRow& row) override;
 
  private:
-  RowOutput output_;  // what is still to come
+  RowOutput output_;  // the rows that are still to come
 };
 
 }  // namespace gkv

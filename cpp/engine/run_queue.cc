@@ -11,7 +11,8 @@ namespace gkv {
 namespace {
 
 
-// Competes for the blocks of its pool, now or when others let it.
+// Whether the request competes for steps and for blocks of its pool, now or
+// when it restarts.
 bool Active(const Request& request) {
   return request.runnable() || (request.is<Request::Preempted>() &&
                                 !request.stream().waits_for_reader());
@@ -36,7 +37,7 @@ void RunQueue::Submit(std::list<Request>&& requests) {
   for (const Request& request : requests) {
     TokenStream& stream = request.stream();
     stream.set_wake_up(wake_up_);
-    // Whoever makes it waits for its end.
+    // The caller waits for the end of a request that is not streamed.
     if (!stream.streamed()) stream.PrepareToWait();
   }
   {
@@ -72,7 +73,7 @@ bool RunQueue::WaitForWork() {
     MutexLock lock(wake_up_->mutex);
     if (!HasWork()) {
       const auto ready = [&]() REQUIRES(wake_up_->mutex) { return HasWork(); };
-      // When it is to go on though nobody wakes it.
+      // When the loop is to go on though nobody wakes it.
       std::optional<Clock::time_point> until = next_deadline_;
       if (next_fetch_) {
         until = std::min(until.value_or(*next_fetch_), *next_fetch_);
@@ -100,9 +101,9 @@ bool RunQueue::WaitForWork() {
   return any;
 }
 
-// Of those that gave way, the oldest of a pool runs if nothing older of it
-// does: where one competes, one can go on. Where none does, there are places
-// for those that wait.
+// Whether there is something to do. If one request competes, one can compute:
+// the oldest preempted request of a pool restarts if no older one of the pool
+// competes. If none competes, there are places for waiting requests.
 bool RunQueue::HasWork() const {
   if (stopping_ || !incoming_.empty() || wake_up_->interrupted ||
       wake_up_->prefix_changed || !waiting_.empty()) {
@@ -121,7 +122,7 @@ void RunQueue::TakeOver(Requests& arrivals) {
     if (const auto& deadline = request.deadline()) {
       next_deadline_ = std::min(next_deadline_.value_or(*deadline), *deadline);
     }
-    // It may have been told before this queue was who is told.
+    // The stream may have been stopped before it knew whom to wake.
     if (request.stream().interrupt() != TokenStream::Interrupt::kNone) {
       interrupted_ = true;
     }
@@ -159,7 +160,7 @@ void RunQueue::InterruptAll(Requests& requests) {
 
 bool RunQueue::Retire() {
   bool decided = std::exchange(ended_anywhere_, false);
-  // Some of those that wait may end, too.
+  // Whether waiting requests may end, too.
   bool waiting_end = decided;
   Look(running_.size());
   for (auto at = running_.begin(); at != running_.end();) {
@@ -189,7 +190,7 @@ bool RunQueue::Retire() {
   return true;
 }
 
-// Ends those whose batch is decided, after some have come to their end.
+// Ends requests whose batch is decided.
 void RunQueue::EndDecided(Requests& requests) {
   Look(requests.size());
   for (auto at = requests.begin(); at != requests.end();) {
@@ -203,7 +204,7 @@ void RunQueue::EndDecided(Requests& requests) {
   }
 }
 
-// To where it belongs by its age.
+// Moves a request to its place by age.
 void RunQueue::Move(Requests& from, Requests::iterator what, Requests& to) {
   auto before = to.end();
   while (before != to.begin() && Older(*what, *std::prev(before))) --before;
@@ -221,7 +222,7 @@ void RunQueue::Admit() {
     catching_up = catching_up || request.catching_up();
   }
   Look(running_.size());
-  // Of those that are older than `at`.
+  // The pools and the leaders of the requests before `at`.
   pools_.clear();
   leaders_.clear();
   auto waiting = waiting_.begin();
@@ -233,11 +234,11 @@ void RunQueue::Admit() {
     if (any_waits &&
         (at == running_.end() || waiting->number() < at->number())) {
       const auto next = waiting++;
-      if (Delays(*next)) {
+      if (TryDelay(*next)) {
         delayed_.splice(delayed_.end(), waiting_, next);
         continue;
       }
-      // After those that run; who comes back is where it was.
+      // It is served after those that run. A preempted request keeps its place.
       next->set_served(served_);
       running_.splice(at, waiting_, next);
       next->Start();
@@ -261,9 +262,9 @@ void RunQueue::Admit() {
   }
 }
 
-// Whether it is to wait for the prefix cache: an earlier one reads now what it
-// begins with, or a tier may have it.
-bool RunQueue::Delays(Request& request) {
+// Whether the request is to wait for the prefix cache: an earlier request
+// computes the beginning of its prompt now, or a tier may have it.
+bool RunQueue::TryDelay(Request& request) {
   PrefixUse& prefix = request.prefix();
   if (!prefix.reads()) return false;
   Look(leaders_.size());
@@ -276,7 +277,8 @@ bool RunQueue::Delays(Request& request) {
   return true;
 }
 
-// Those that wait for the prefix cache no longer are asked again.
+// Moves delayed requests that wait for the prefix cache no longer back to
+// waiting.
 void RunQueue::ReleaseDelayed() {
   bool due = next_fetch_ && Clock::now() >= *next_fetch_;
   {
@@ -311,8 +313,9 @@ std::span<Request* const> RunQueue::Runnable() {
   return round_;
 }
 
-Request* RunQueue::Victim(const Request& request) {
-  // A pass each time somebody gives way, who computes much more again.
+Request* RunQueue::FindVictim(const Request& request) {
+  // One pass for each preemption, which costs far more in what is computed
+  // again.
   Request* victim = nullptr;
   for (auto other = settled_.rbegin(); other != settled_.rend(); ++other) {
     if (Older(*other, request)) break;

@@ -17,42 +17,46 @@
 
 namespace gkv {
 
-// The requests of one model, from their arrival until they are let go of.
+// The requests of one model, from their arrival to their removal.
 //
-// Each is in one of five lists, where the older stands before the younger:
+// Each request is in one of five lists. All but delayed are in the order of
+// arrival:
 //
 //   incoming  Submit put it there, on any thread.
-//   waiting   It has had no turn yet, and gets one when there is a place.
-//   delayed   It has had no turn, and waits for what the prefix cache is about
-//             to have (PrefixUse): it is passed over until then. Unordered.
-//   running   It has had its turn. It computes, or gave its blocks back, or
-//             waits for its reader, or is done and its reader is behind.
-//   settled   It is done, and waits for the others of its batch.
+//   waiting   It has not started, and starts when there is a place.
+//   delayed   It has not started, and waits for a prefix that the prefix cache
+//             is about to have (PrefixUse). Admit passes it over until then.
+//   running   It has started. It computes, or was preempted, or waits for its
+//             reader, or is done and its reader has tokens left to read.
+//   settled   It is done, and waits for the rest of its batch.
 //
-// WaitForWork moves arrivals from incoming to waiting. Admit moves them on to
-// running, or to delayed and back, and starts again those that gave way. Retire
-// moves those that are done from running to settled, and lets go of those that
-// have ended, wherever they are. Nothing else moves a request. Its state
-// is changed by these, by Interrupt, by Preempt, and by the step.
+// WaitForWork moves requests from incoming to waiting. Admit moves them on to
+// running, or to delayed and back to waiting, and restarts preempted requests.
+// Retire moves a request that is done but not at its end to settled if it
+// belongs to a batch, else to running, and removes requests that have ended,
+// from every list. Nothing else moves a request. The functions that change the
+// state of a request are these, Interrupt, Preempt, FailYoungest, and the step.
 //
-// At most max_running requests compete for steps and blocks (Active). A stream
-// that waits for its reader does not, so the running list may be longer. Since
-// readers work on other threads, no count can say how many compete now: a pass
-// over the running list does, a fixed number of times a step. The other lists
-// may be long, and no step looks at them: at one that waits when there is a
-// place for it; at all of them when one was stopped, a deadline is over, or a
-// batch has failed; at those delayed when the prefix cache says so; at those
-// settled when a batch is decided. So the work for a request does not grow with
-// the number of the others, unless many wait for the prefix cache: each of its
-// answers is a look at all that are delayed.
+// A request is admitted while fewer than max_running compete for steps and
+// blocks (Active). A stream that waits for its reader does not compete, so the
+// running list may be longer. Readers work on other threads, so no counter can
+// say how many requests compete now: a pass over the running list counts them,
+// a fixed number of times a step. The other lists may be long, and no step
+// passes over them. The queue looks at a waiting request when there is a place
+// for it; at all waiting and delayed requests when one was stopped, a deadline
+// has passed, or a batch or a round has failed; at the delayed ones when the
+// prefix cache has news; at the settled ones when a batch is decided. So the
+// work for a request does not grow with the number of the others, unless many
+// wait for the prefix cache: each of its answers is a look at all delayed
+// requests.
 //
-// Where a pool is full, requests give way to older ones: streams that wait for
-// their readers first, then the youngest (Victim, Preempt). They start again
-// when another one has ended or nothing older of their pool competes. The
-// oldest always advances.
+// Where a pool is full, requests are preempted: first streams that wait for
+// their readers, then the youngest (FindVictim, Preempt). A preempted request
+// restarts when another one has ended or no older request of its pool competes.
+// The oldest always advances.
 //
-// What the wake-up's mutex does not guard belongs to the scheduler's thread.
-// What ends a request allocates nothing.
+// Everything that the WakeUp's mutex does not guard belongs to the scheduler's
+// thread. Ending a request allocates nothing.
 class RunQueue {
  public:
   explicit RunQueue(const SchedulerOptions& options) : options_(options) {}
@@ -60,52 +64,55 @@ class RunQueue {
 
   // ---- Any thread ----
 
-  // Takes the requests, all of them from the same step on. Throws QueueFull,
-  // taking none, if there are too many, and Busy inside a step of this queue,
-  // as by a logits_processor, or where it would be waited for in a circle
-  // (StepWait).
+  // Takes the requests, which all join at the same step. Throws QueueFull if
+  // there are too many, and Busy inside a step of this queue, as from a
+  // logits_processor, or where waiting for them would close a circle of waits
+  // (StepWait). Takes none of them if it throws.
   void Submit(std::list<Request>&& requests);
-  // Has all requests cancelled. WaitForWork returns false once none is left.
+  // Has all requests cancelled. WaitForWork returns false when none is left.
   void Stop();
   const std::shared_ptr<WakeUp>& wake_up() const { return wake_up_; }
-  // Requests that gave way so far.
+  // The number of preemptions so far.
   size_t preemptions() const { return preemptions_.load(); }
-  // How often it has looked at a request to find what is to be done.
+  // How often the queue has looked at a request to find what is to be done.
   size_t looks() const { return looks_.load(); }
 
   // ---- The loop, in this order ----
 
-  // Sleeps until there is something to do. Returns false when all is over.
+  // Sleeps until there is something to do. Returns false when the queue was
+  // stopped and is empty.
   bool WaitForWork();
-  // Ends what was stopped, or has run out of time.
+  // Ends requests that were stopped or whose deadline has passed.
   void Interrupt();
-  // Lets go of what has ended; returns whether anything has.
+  // Removes requests that have ended. Returns whether there were any.
   bool Retire();
-  // Gives those that wait their turn, in their order, as long as there are
-  // places. Of those that gave way it starts the oldest of each pool, or one
-  // after the other: the next when the one before is back where it was.
+  // Starts waiting requests in their order, as long as there are places.
+  // Restarts preempted requests: the oldest of each pool, or one after the
+  // other, each when the one before has computed what it gave back.
   void Admit();
-  // Those that can take rows now, the oldest first. Valid until the next call.
+  // Returns the requests that can take rows now, the oldest first. Valid until
+  // the next call.
   std::span<Request* const> Runnable();
 
   // ---- The step ----
 
-  // Notes that the request got rows: it stands after the others now.
+  // Notes that the request got rows: in the next steps the others come first.
   void Serve(Request& request) { request.set_served(++served_); }
-  // Who is to give way to the request, the pool of which is full: one that
-  // waits for its reader, else one that is younger; of these, the youngest. A
-  // batch that does not fit takes nothing from its own that are done. Null:
-  // nobody.
-  Request* Victim(const Request& request);
-  // Whether an older one competes for the same pool.
+  // Returns the request to preempt for `request`, whose pool is full: a stream
+  // that waits for its reader, else a younger request; of these, the youngest.
+  // A batch that does not fit takes nothing from those of its own requests that
+  // are done. Returns null if there is none.
+  Request* FindVictim(const Request& request);
+  // Whether an older request competes for the same pool.
   bool OlderCompetes(const Request& request) const;
-  // Has it give its blocks back. Throws std::bad_alloc, changing nothing.
+  // Has the request give its blocks back. Throws std::bad_alloc, changing
+  // nothing.
   void Preempt(Request& request);
-  // Fails the youngest of all that are not done: where a step could not be
-  // planned or run, the others go on without it.
+  // Fails the youngest request that is not done. For a step that could not be
+  // planned or run: the others continue without it.
   void FailYoungest(const std::exception_ptr& error);
 
-  // Those that have had their turn: tests look at them.
+  // The requests that have started, for tests.
   std::list<Request>& running() { return running_; }
 
  private:
@@ -116,7 +123,7 @@ class RunQueue {
   void TakeOver(Requests& arrivals);
   void InterruptAll(Requests& requests);
   void ReleaseDelayed();
-  bool Delays(Request& request);
+  bool TryDelay(Request& request);
   void EndDecided(Requests& requests);
   static void Move(Requests& from, Requests::iterator what, Requests& to);
   void Look(size_t requests) const {
@@ -126,26 +133,27 @@ class RunQueue {
 
   const SchedulerOptions options_;
   std::atomic<size_t> preemptions_{0};
-  mutable std::atomic<size_t> looks_{0};  // written by the thread alone
+  // written by the scheduler's thread alone
+  mutable std::atomic<size_t> looks_{0};
 
   const std::shared_ptr<WakeUp> wake_up_ = std::make_shared<WakeUp>();
   Requests incoming_ GUARDED_BY(wake_up_->mutex);
-  // Requests that were taken on.
+  // Requests in all lists.
   size_t unfinished_ GUARDED_BY(wake_up_->mutex) = 0;
   bool stopping_ GUARDED_BY(wake_up_->mutex) = false;
 
-  // The scheduler's thread's own.
+  // These belong to the scheduler's thread.
   Requests waiting_;
   Requests delayed_;
   Requests running_;
   Requests settled_;
-  Requests ended_;         // of Retire, empty before and after
-  uint64_t arrivals_ = 0;  // requests that came so far
-  uint64_t served_ = 0;    // slices so far, in the order of their service
-  bool interrupted_ = false;     // some were told to end early
-  bool ended_anywhere_ = false;  // not among running_ alone
+  Requests ended_;         // scratch of Retire, empty between calls
+  uint64_t arrivals_ = 0;  // requests so far
+  uint64_t served_ = 0;    // slices so far; a request's place in that order
+  bool interrupted_ = false;     // a stream was told to end early
+  bool ended_anywhere_ = false;  // a request ended that may not be in running_
   bool ended_since_preempting_ = false;
-  // A deadline that is not over yet comes no earlier: a request's, a tier's.
+  // No deadline of a request, and none of a tier, comes before these.
   std::optional<Clock::time_point> next_deadline_;
   std::optional<Clock::time_point> next_fetch_;
   std::vector<const BlockPool*> pools_;  // of Admit

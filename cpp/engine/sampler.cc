@@ -21,31 +21,31 @@ double Total(const std::vector<double>& sums) {
   return total;
 }
 
-// Finite for every temperature > 0, so that the likeliest token's shifted
-// logit of 0 stays 0.
+// Returns a finite number for every temperature > 0, so that the likeliest
+// token's shifted logit of 0 stays 0.
 float InverseTemperature(float temperature) {
   return std::min(1.0f / temperature, std::numeric_limits<float>::max());
 }
 
-// Of more of the largest, too many groups of the vocabulary have one.
+// With more, too many groups of the vocabulary have one of the largest logits.
 constexpr size_t kMostDeciding = 1024;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Tokens that weigh less than this part of the likeliest are left out where
-// tokens are ranked: all of them together are far below the last of the 53 bits
-// that choose.
+// Tokens that weigh less than this part of the likeliest are left out of
+// rankings: all of them together are far below the last of the 53 bits that
+// choose.
 constexpr double kLeastWeight = 1e-30;
 
-// A logit that no token of this weight or more is below: a margin is left for
-// the rounding of weights.
+// Returns a logit that no token of this weight or more is below, with a margin
+// for the rounding of weights.
 float LogitOf(double weight, const Softmax& softmax) {
   const auto distance = static_cast<float>(1e-3 - 1.001 * std::log(weight));
   return softmax.max - distance / softmax.inverse_temperature;
 }
 
-// A logit below which there is about `mass`, judged by some of the tokens, in
-// bins that end at `bound`.
+// Returns a logit below which there is about `mass`, judged by some of the
+// tokens, in bins that end at `bound`.
 float FloorOfTail(std::span<const float> logits, const Softmax& softmax,
                   double mass, float bound) {
   constexpr size_t kTaken = 16, kOf = 1024, kBins = 256;
@@ -83,8 +83,8 @@ void Mask(std::span<float> logits, std::span<const uint32_t> allowed) {
   }
 }
 
-// Those of `from` with the `count` largest logits, of equals the first; in the
-// same order.
+// Keeps the tokens of `from` with the `count` largest logits, of equals the
+// first, in the same order.
 void KeepLargest(const TokenList& from, size_t count, TokenList& to) {
   if (from.ids.size() <= count) {
     to = from;
@@ -105,7 +105,7 @@ void KeepLargest(const TokenList& from, size_t count, TokenList& to) {
   }
 }
 
-// The only token of a mask; -1 if it has several, or none.
+// Returns the only token of a mask; -1 if it has several, or none.
 int32_t OnlyOf(std::span<const uint32_t> allowed, size_t vocab_size) {
   int32_t found = -1;
   for (size_t i = 0; i < allowed.size(); ++i) {
@@ -140,7 +140,7 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
   std::vector<float> raw_row;                  // before the processor
   if (options_.WantsLogprobs()) {
     log_sum = LogSumExp(logits.data(), logits.size());
-    if (options_.top_logprobs > 0) token.top = Likeliest(logits, log_sum);
+    if (options_.top_logprobs > 0) token.top = FindLikeliest(logits, log_sum);
     if (options_.logits_processor) {
       raw_row.assign(logits.begin(), logits.end());
     } else if (adjusts) {
@@ -160,7 +160,7 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
     logits[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
   }
   token.id = OnlyOf(allowed, logits.size());
-  // Where one token is left there is nothing to draw.
+  // With one token left there is nothing to draw.
   if (token.id < 0 || !std::isfinite(logits[static_cast<size_t>(token.id)])) {
     if (!allowed.empty()) Mask(logits, allowed);
     token.id = options_.temperature == 0 ? ArgMax(logits, pool).id
@@ -183,7 +183,7 @@ SampledToken Sampler::Next(std::span<float> logits, size_t position,
   return token;
 }
 
-// Tokens that must not come are all that a bias is for.
+// A bias may only ban tokens here.
 size_t Sampler::DecidingLogits(const GenerateOptions& options) {
   const bool only_bans = std::all_of(
       options.logit_bias.begin(), options.logit_bias.end(),
@@ -235,7 +235,7 @@ int32_t Sampler::Guess(std::span<float> logits, size_t position,
                                    : Draw(logits, position, pool);
 }
 
-// As Adjust would, had these tokens been drawn besides.
+// Adjusts as Adjust would if these tokens had been drawn, too.
 void Sampler::AdjustFor(std::span<const int32_t> tokens,
                         std::span<float> logits) const {
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -253,12 +253,12 @@ void Sampler::AdjustFor(std::span<const int32_t> tokens,
   }
 }
 
-std::vector<TokenLogprob> Sampler::Likeliest(std::span<const float> logits,
-                                             float log_sum) const {
+std::vector<TokenLogprob> Sampler::FindLikeliest(std::span<const float> logits,
+                                                 float log_sum) const {
   const size_t wanted = options_.top_logprobs;
   const LargestBounds bounds =
       BoundsOfLargest(logits.data(), logits.size(), wanted);
-  TokenList found;  // the likeliest, and some others
+  TokenList found;  // the likeliest tokens, and some others
   TokensFrom(logits.data(), logits.size(), bounds.floor, found);
   std::vector<uint32_t> order(found.ids.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -313,8 +313,8 @@ int32_t Sampler::Draw(std::span<const float> logits, size_t position,
   return id < 0 ? best.id : id;
 }
 
-// top_k, then top_p of their mass, then min_p. What others the candidates have
-// does not matter to any bit.
+// Applies top_k, then top_p of the remaining mass, then min_p. Further
+// candidates do not change any bit.
 int32_t Sampler::DrawFromLargest(const TokenList& candidates, double uniform) {
   KeepLargest(candidates, options_.top_k, largest_);
   if (largest_.ids.empty()) return -1;
@@ -330,7 +330,7 @@ int32_t Sampler::DrawFromLargest(const TokenList& candidates, double uniform) {
   return DrawFromFirst(count, mass, uniform);
 }
 
-// top_p of all mass, then min_p.
+// Applies top_p of the whole mass, then min_p.
 int32_t Sampler::DrawFromNucleus(std::span<const float> logits,
                                  const Softmax& softmax, double uniform,
                                  ThreadPool* pool) {
@@ -341,8 +341,8 @@ int32_t Sampler::DrawFromNucleus(std::span<const float> logits,
     const double total =
         Total(ExpSums(logits, softmax.max, softmax.inverse_temperature, pool));
     mass = static_cast<double>(options_.top_p) * total;
-    // What is past the nucleus could not make up its mass below this even if
-    // all tokens were there.
+    // Below this, the tokens past the nucleus could not make up its mass even
+    // if all of them were there.
     const double tail = total - mass;
     const float bound =
         LogitOf(tail / static_cast<double>(logits.size()), softmax);
@@ -359,8 +359,8 @@ int32_t Sampler::DrawFromNucleus(std::span<const float> logits,
   return DrawFromFirst(ranking_.size(), mass, uniform);
 }
 
-// From the first `count` in rank, up to `mass` of them, without those that
-// min_p excludes.
+// Draws from the first `count` tokens in rank, up to a mass of `mass`, without
+// the tokens that min_p excludes.
 int32_t Sampler::DrawFromFirst(size_t count, double mass, double uniform) {
   if (options_.min_p > 0) {
     count = std::min(count, ranking_.CountFrom(options_.min_p));

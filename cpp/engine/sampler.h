@@ -37,16 +37,17 @@ class Sampler {
                     std::span<const uint32_t> allowed = {},
                     std::span<const int32_t> banned = {});
 
-  // How many of a row's largest logits decide what Next draws; 0: all may.
+  // Returns how many of a row's largest logits decide what Next draws; 0: all
+  // may.
   static size_t DecidingLogits(const GenerateOptions& options);
-  // What Next draws from a row of which `largest` has these, and maybe others.
-  // Nothing is to be remembered of it. Throws std::bad_alloc. Requires:
-  // DecidingLogits > 0.
+  // Returns what Next draws from a row, given its deciding logits and maybe
+  // others in `largest`. Only for options with which nothing is remembered.
+  // Throws std::bad_alloc. Requires: DecidingLogits > 0.
   SampledToken NextOf(const TokenList& largest, size_t position);
 
-  // The token that Next would draw from the logits of another model for
+  // Returns the token that Next would draw from the logits of another model for
   // `position`, if the tokens `before` came before it; -1 as above. Remembers
-  // nothing, and asks no logits processor.
+  // nothing, and does not call the logits processor.
   int32_t Guess(std::span<float> logits, size_t position,
                 std::span<const int32_t> before, ThreadPool* pool = nullptr,
                 std::span<const int32_t> banned = {});
@@ -61,8 +62,8 @@ class Sampler {
   void Adjust(std::span<float> logits);
   void AdjustFor(std::span<const int32_t> tokens,
                  std::span<float> logits) const;
-  std::vector<TokenLogprob> Likeliest(std::span<const float> logits,
-                                      float log_sum) const;
+  std::vector<TokenLogprob> FindLikeliest(std::span<const float> logits,
+                                          float log_sum) const;
   int32_t Draw(std::span<const float> logits, size_t position,
                ThreadPool* pool);
   int32_t DrawFromAll(std::span<const float> logits, const Softmax& softmax,

@@ -38,7 +38,7 @@ Scheduler::~Scheduler() {
   thread_.join();
 }
 
-// `pinned` is told when the thread is where it computes, or why it is not.
+// `pinned` is set when the thread is on its processors, or gets the error.
 void Scheduler::RunThread(std::span<const Processor> processors,
                           std::promise<void>& pinned) {
   std::unique_ptr<ScopedPin> pin;

@@ -9,16 +9,16 @@
 
 namespace gkv {
 
-// Runs what constraints compute for a step on a thread of its own, while the
-// scheduler's thread does something else. Both belong to the same step.
+// Runs the work of constraints for a step on a thread of its own, while the
+// scheduler's thread does something else for the same step.
 class SideWork {
  public:
-  // `runner`: of InsideStep.
+  // `runner`: see InsideStep.
   explicit SideWork(const void* runner) : runner_(runner) {}
 
-  // Runs `work` after what was begun before; here and now where there is no
-  // thread or no memory for that. `work` must not throw, and must live until it
-  // has run.
+  // Runs `work` after the work that was begun before; at once on this thread if
+  // there is no thread or no memory. `work` must not throw, and must live until
+  // it has run.
   void Begin(const std::function<void()>& work) noexcept {
     try {
       worker_.Post([this, &work] {
@@ -26,12 +26,12 @@ class SideWork {
         work();
       });
     } catch (const std::exception&) {
-      worker_.Wait();  // what was begun before comes first
+      worker_.Wait();  // earlier work comes first
       work();
     }
   }
   void Wait() noexcept { worker_.Wait(); }
-  // Returns false if not all has run at `until`.
+  // Returns false if some work has not run at `until`.
   bool Wait(Worker::Clock::time_point until) noexcept {
     return worker_.Wait(until);
   }

@@ -35,8 +35,8 @@ void Speculation::Guess(std::span<Candidate* const> round) {
   for (const auto& guesser : guessers_) guesser->Make(costs);
 }
 
-// `extra` is what the costs refer to. A prompt makes the most of each row:
-// where one is read there are no guesses.
+// Returns the costs, which refer to `extra`. While a prompt is read there are
+// no guesses: a prompt makes better use of each row.
 GuessCosts Speculation::CostsOf(std::span<Candidate* const> round,
                                 std::span<double> extra) const {
   GuessCosts costs{.tokens = 0, .always = options_.always_guess};
@@ -54,17 +54,17 @@ GuessCosts Speculation::CostsOf(std::span<Candidate* const> round,
   } else {
     costs.step = times_.Seconds(costs.tokens);
     if (!costs.reads_prompts) {
-      costs.extra = extra.first(times_.Extra(costs.tokens, extra));
+      costs.extra = extra.first(times_.FillExtra(costs.tokens, extra));
     }
   }
-  // Others wait for what a model reads.
+  // Other requests wait while a draft model reads.
   costs.read_rows =
       costs.tokens > 1 ? options_.step_rows / 4 : options_.step_rows;
   return costs;
 }
 
-// Makes the models that requests name. A request does without one for which
-// there is no memory.
+// Makes the guessers of models that requests name. If there is no memory for
+// one, the request does without.
 void Speculation::MakeModels(std::span<Candidate* const> round) {
   for (const Candidate* const c : round) {
     const std::shared_ptr<const Model>& model = c->sources.model;
@@ -105,7 +105,7 @@ void Speculation::Plan(std::span<Candidate* const> round,
       asked[i]->planned = plan.guesses[i];
     }
   } catch (const std::bad_alloc&) {
-    // The step goes without.
+    // The step has no guesses.
   }
 }
 

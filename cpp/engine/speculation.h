@@ -18,49 +18,56 @@
 
 namespace gkv {
 
-// Guesses what the requests of a model say next. A guess is computed in the
-// same step as the token before it and counts as far as it turns out right: it
-// changes how many steps a reply takes, and no bit of it.
+// Guesses the next tokens of all requests of a model (speculative decoding). A
+// guess is computed in the same step as the token before it, and is accepted if
+// it is the token that the model samples there. Guesses change how many steps a
+// reply takes, and no bit of it.
 //
-// The scheduler calls Guess before a step, with all requests that may be in it,
-// and Note after the step. Guess asks the Guessers, which are a request's own
-// drafter (lookup), its constraint, and models: one for each that requests
-// name, made when it is first named. They propose guesses and say how likely
-// they are right, or say what it would cost to make some. One plan
-// (guess_plan.h) then chooses over all requests as many as bring the most
-// tokens in the time, none where they do not pay, and models make theirs. Note
-// learns what steps cost with so many guesses and without (step_times.h).
+// The StepRunner calls Guess before a step, with all requests that may be in
+// it, and Note after the step. Guess asks the list of Guessers: first the
+// requests' own drafters (DrafterGuesser), then their constraints
+// (ForcedGuesser), then models, one guesser for each model that a request
+// names, made when it is first named. They propose guesses and say how likely
+// these are right, or offer to make some and say what that costs. One plan
+// (guess_plan.h) then chooses, over all requests, the guesses that bring the
+// most tokens in the time, and none if they do not pay. The models then make
+// theirs. Note learns how long steps take with and without guesses
+// (step_times.h). DropOrphans drops guessers of models that no request can name
+// any more.
 //
-// Belongs to the scheduler's thread, but for what is said to be thread-safe.
-// Lack of memory means fewer guesses and fails nobody.
+// Belongs to the scheduler's thread, except for the functions that are said to
+// be thread-safe. There are at most as many guesses as leave room for all
+// decoding requests in the step. A lack of memory means fewer guesses and fails
+// nobody.
 class Speculation {
  public:
   // `target`, `pool` and `side_work` (of ForcedGuesser) are not owned.
   Speculation(const Model& target, ThreadPool& pool,
               const SchedulerOptions& options, SideWork& side_work);
 
-  // Says in each candidate which guesses the next step is to take, no more than
-  // let all decode in the same step.
+  // Says in each candidate which guesses the next step is to take: no more than
+  // let all requests decode in one step.
   void Guess(std::span<Candidate* const> round);
 
-  // A step was run.
+  // What a step did.
   struct Step {
     size_t requests = 0;
     size_t guesses = 0;
-    double seconds = 0;  // with what Guess took
+    double seconds = 0;  // including Guess
     bool only_decodes = true;
   };
   void Note(const Step& step);
 
-  // Lets go of models that no request can name any more.
+  // Drops models that no request can name any more.
   void DropOrphans();
 
-  // What requests of one tenant may be guessed from. Thread-safe; what it gives
-  // is the scheduler's thread's. Throws std::bad_alloc.
+  // Returns the texts from which requests of a tenant are guessed. Thread-safe;
+  // the history itself belongs to the scheduler's thread. Throws
+  // std::bad_alloc.
   std::shared_ptr<LookupHistory> HistoryOf(const Address& tenant) {
     return histories_.Of(tenant);
   }
-  // Rows that draft models computed. Thread-safe.
+  // The number of rows that draft models computed. Thread-safe.
   size_t draft_rows() const { return work_.rows.load(); }
 
  private:

@@ -10,8 +10,8 @@
 namespace gkv {
 namespace {
 
-// Prefill rows that who has waited longest gets before the others: small
-// enough for several of them, large enough to be worth a step.
+// The rows that the longest waiting prompts get before the others: few enough
+// for several prompts in a step, many enough to be worth a step.
 constexpr size_t kFirstRows = 8;
 
 void CheckLeast(size_t value, size_t least, const char* name) {
@@ -21,7 +21,7 @@ void CheckLeast(size_t value, size_t least, const char* name) {
   }
 }
 
-// Limits that can be added up with positions and with each other.
+// Returns limits that can be added to positions and to each other.
 SchedulerOptions Limited(SchedulerOptions options) {
   constexpr size_t kMost = std::numeric_limits<size_t>::max() / 8;
   options.step_rows = std::min(options.step_rows, kMost);
@@ -31,7 +31,7 @@ SchedulerOptions Limited(SchedulerOptions options) {
   return options;
 }
 
-// Rows that decoding leaves to prompts.
+// Returns the rows that decoding leaves to prompts.
 size_t Quarter(size_t rows) { return std::max<size_t>(1, rows / 4); }
 
 // Rows that are left in a step.
@@ -40,9 +40,10 @@ struct Budget {
   size_t logits;
 };
 
-class Planner {
+class StepPlanner {
  public:
-  Planner(std::span<const PlanInput> requests, const SchedulerOptions& options)
+  StepPlanner(std::span<const PlanInput> requests,
+              const SchedulerOptions& options)
       : requests_(requests),
         options_(Limited(options)),
         end_(requests.size()),
@@ -111,8 +112,8 @@ class Planner {
       Extend(i, std::min(first_rows, kFirstRows), i == prefilling_.front());
       first_rows -= std::min(first_rows, end_[i] - before);
     }
-    // Shortest first: what a short prompt leaves of its share goes to the
-    // rest. What all got above counts.
+    // Shortest first: what a short prompt leaves of its share goes to the rest.
+    // Rows from above count.
     std::stable_sort(prefilling_.begin(), prefilling_.end(),
                      [&](size_t a, size_t b) {
                        return requests_[a].target - end_[a] <
@@ -184,7 +185,7 @@ void SchedulerOptions::Validate() const {
 
 std::vector<PlannedSlice> PlanStep(std::span<const PlanInput> requests,
                                    const SchedulerOptions& options) {
-  return Planner(requests, options).Plan();
+  return StepPlanner(requests, options).Plan();
 }
 
 }  // namespace gkv

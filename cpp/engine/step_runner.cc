@@ -14,8 +14,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Steps of fewer are bound by reading weights: they do not tell what a row of a
-// prompt takes.
+// Steps of fewer rows are bound by reading weights, so they do not tell how
+// long a row of a prompt takes.
 constexpr size_t kMeasuredRows = 32;
 
 double SecondsSince(Clock::time_point time) {
@@ -37,7 +37,7 @@ StepRunner::StepRunner(const Model& model, ThreadPool& pool, StepClock* clock,
       forward_(model, pool) {}
 
 std::optional<StepPhase> StepRunner::Run(Round round) {
-  // What constraints were asked ends before any request does.
+  // Side work ends before a request is destroyed.
   struct AtEnd {
     StepRunner& runner;
     ~AtEnd() {
@@ -102,13 +102,13 @@ void StepRunner::Prepare(Round round, std::vector<PlannedSlice> plan) {
   slices_.reserve(plan.size());
   for (PlannedSlice& slice : plan) {
     Request& request = *round[slice.request];
-    // It may have given way to an older one meanwhile.
+    // The request may have been preempted for an older one meanwhile.
     while (request.runnable() && !PrepareSlice(request, slice)) {
     }
   }
 }
 
-// Returns false if it is to be tried again.
+// Returns false if the caller is to try again.
 bool StepRunner::PrepareSlice(Request& request, PlannedSlice& plan) {
   const ModelConfig& config = model_.config;
   try {
@@ -126,25 +126,25 @@ bool StepRunner::PrepareSlice(Request& request, PlannedSlice& plan) {
   return true;
 }
 
-// Returns true if there is more room now, or less is asked for. If the request
-// gives way itself, false.
+// Returns true if there is more room now, or the plan asks for less. Returns
+// false if nothing helps or the request itself was preempted.
 bool StepRunner::MakeRoom(Request& request, PlannedSlice& plan) {
-  // No conversation gives way to guesses, nor fails for them.
+  // Guesses preempt and fail nobody.
   if (request.DropGuesses(plan)) return true;
-  // What the index shares with those that run must be copied else.
+  // Otherwise blocks that the index shares with running requests are copied.
   if (request.prefix().GiveUpIndexed()) return true;
-  if (Request* const victim = queue_.Victim(request)) {
+  if (Request* const victim = queue_.FindVictim(request)) {
     queue_.Preempt(*victim);
     return true;
   }
-  // What it took of the prefix cache, or had to copy because the index had it,
-  // may be a block more than what it needs alone.
+  // What the request took over from the prefix cache, or copied because the
+  // index shared it, may be one block more than it needs alone.
   if (queue_.OlderCompetes(request) ||
       (request.holds_blocks() && request.prefix().Leave())) {
     queue_.Preempt(request);
     return false;
   }
-  // Whoever comes back in large steps may have got there in small ones.
+  // A request that catches up in large steps may have got there in small ones.
   if (request.catching_up() && plan.end - plan.begin > 1) {
     plan.end -= (plan.end - plan.begin) / 2;
     return true;
@@ -180,7 +180,7 @@ void StepRunner::ComputeBesideMasks(std::span<const SequenceSlice> inputs) {
       if (!slice.masks.empty()) slice.request->ComputeMasks(slice);
     }
   };
-  // `compute` must live until it has run, also if the step throws.
+  // `compute` must live until the side work has ended, even if the step throws.
   struct AtEnd {
     SideWork& side_work;
     ~AtEnd() { side_work.Wait(); }
@@ -190,7 +190,8 @@ void StepRunner::ComputeBesideMasks(std::span<const SequenceSlice> inputs) {
   pool_.Enter(StepPart::kMasks);
 }
 
-// Room for what drafters go on from. Where there is none, they make no guesses.
+// Makes room for the hidden states that drafters read. If there is no memory,
+// they make no guesses.
 void StepRunner::PlaceStates(std::span<SequenceSlice> inputs) {
   const size_t hidden = model_.config.hidden_size;
   size_t rows = 0;
@@ -211,11 +212,11 @@ void StepRunner::PlaceStates(std::span<SequenceSlice> inputs) {
   }
 }
 
-// Of a step of so many rows.
+// `rows`: the rows of the step.
 void StepRunner::Deliver(StepPhase phase, size_t rows) {
   pool_.Enter(StepPart::kSampling);
   if (clock_) clock_->End(phase, rows);
-  // A loop of one task runs here, and leaves the pool to the task.
+  // A loop of one task runs on this thread and leaves the pool to the task.
   ThreadPool* const free_pool = slices_.size() == 1 ? &pool_ : nullptr;
   pool_.Run(slices_.size(), [&](size_t i, size_t) {
     const InsideStep inside(runner_);

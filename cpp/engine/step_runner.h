@@ -27,41 +27,44 @@ namespace gkv {
 
 // Runs the steps of one model.
 //
-// A step takes a round, the requests that can take rows now, through five
-// parts:
+// A step takes a round, which is the requests that can take rows now, through
+// five parts:
 //
 //   Guess    asks Speculation which guesses the requests are to compute.
 //   Plan     has PlanStep choose the rows of each request.
-//   Prepare  makes a slice of each request's rows, the oldest's first, and
-//            finds the blocks for it. Where a pool is full, it makes room in
-//            this order: of the request's guesses, of what the prefix cache
-//            holds, of other requests (RunQueue::Victim), of the request itself
-//            while older ones compete, of the prefix that it took over, of rows
-//            that it need not compute at once. If nothing helps it fails.
-//   Compute  runs the model over all slices. Meanwhile constraints say on a
+//   Prepare  makes a slice of each request's rows, in the order of the round,
+//            and acquires its blocks. Where a pool is full, MakeRoom frees
+//            blocks or asks for fewer, in this order: it drops the request's
+//            guesses; has the prefix cache give up entries; preempts another
+//            request (RunQueue::FindVictim); preempts the request itself if
+//            older ones compete, or to go on without the prefix that it took
+//            over; halves the rows of a request that catches up. If nothing
+//            helps, the request fails.
+//   Compute  runs the model over all slices. Meanwhile constraints compute on a
 //            side thread which tokens may follow.
-//   Deliver  has all requests take their rows at the same time: sample, commit,
-//            hand out tokens. Then it ends those that have come to their end.
+//   Deliver  has all requests take their rows in parallel: sample, commit, hand
+//            out tokens. Then it settles the requests that are done and fails
+//            those that threw.
 //
 // Between two steps there are no slices, and nothing runs on the side thread. A
-// request that fails on the way fails alone. If Run throws, the step has not
-// been: no request has taken rows. Belongs to the scheduler's thread, except
-// for what is said to be thread-safe.
+// request that fails during a step fails alone. If Run throws, no request has
+// taken rows. The runner belongs to the scheduler's thread, except for the
+// functions that are said to be thread-safe.
 class StepRunner {
  public:
-  // `clock`: null if steps are not timed. Nothing is owned.
+  // `clock`: null if steps are not timed. The arguments are not owned.
   StepRunner(const Model& model, ThreadPool& pool, StepClock* clock,
              const SchedulerOptions& options, RunQueue& queue);
   StepRunner(const StepRunner&) = delete;
 
-  // Runs a step for the round. Returns what it counts as, nullopt if no request
-  // got a row.
+  // Runs a step for the round. Returns the phase that it counts as, or nullopt
+  // if no request got a row.
   std::optional<StepPhase> Run(std::span<Request* const> round);
-  // Lets go of what was kept for requests that have ended.
+  // Drops what was kept for requests that have ended.
   void ForgetEnded() { speculation_.DropOrphans(); }
 
-  // Thread-safe: steps so far, rows that draft models computed, and what
-  // requests of one tenant may be guessed from (see Speculation).
+  // Thread-safe: the number of steps so far, the number of rows that draft
+  // models computed, and the texts from which a tenant's requests are guessed.
   size_t steps() const { return steps_.load(); }
   size_t draft_rows() const { return speculation_.draft_rows(); }
   std::shared_ptr<LookupHistory> HistoryOf(const Address& tenant) {
@@ -92,11 +95,12 @@ class StepRunner {
   ForwardPass forward_;
   std::atomic<size_t> steps_{0};
 
-  // Of the step.
+  // These are of the current step.
   std::vector<Candidate*> candidates_;
   std::vector<StepSlice> slices_;
   OutputBuffer rows_;
-  AlignedBuffer<float> states_;  // for drafters, of the rows of logits
+  // hidden states of the rows of logits, for drafters
+  AlignedBuffer<float> states_;
 };
 
 }  // namespace gkv

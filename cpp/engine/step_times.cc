@@ -5,10 +5,10 @@
 namespace gkv {
 namespace {
 
-// What one guess is taken to cost before that is known, and the weight of that.
+// The assumed cost of one guess before it is known, and the weight of that.
 constexpr double kGuessShare = 0.2;
 constexpr double kGuessWeight = 0.4;
-// What a step says counts so much less after each later one.
+// The weight of a step is multiplied by this for each later one.
 constexpr double kFading = 0.98;
 constexpr double kMaxWeight = 8;
 // A step that took longer was interrupted.
@@ -27,8 +27,8 @@ void StepTimes::Note(size_t sequences, size_t guesses, double seconds) {
   if (guesses == 0) {
     row.step.Note(seconds);
   } else if (step > 0) {
-    // One that took far longer than expected was interrupted: what guesses cost
-    // is believed in steps.
+    // A step that took far longer than expected was interrupted, so a learned
+    // cost grows by degrees.
     const double most =
         std::min(std::max(1.0, static_cast<double>(guesses)),
                  kLongestStep * Share(row, guesses) + kMoreAtOnce);
@@ -41,7 +41,9 @@ void StepTimes::Restart() {
   for (Row& row : rows_) row.step.Restart();
 }
 
-// What is known of this number, of others in proportion, and beforehand.
+// Returns the additional time of so many guesses, as a share of a step: the
+// weighted mean of what steps with this number showed, of other numbers in
+// proportion, and of the assumption.
 double StepTimes::Share(const Row& row, size_t guesses) {
   double each = kGuessShare * kGuessWeight, weight = kGuessWeight;
   for (size_t i = 0; i < kMaxGuesses; ++i) {
@@ -60,7 +62,7 @@ double StepTimes::Seconds(size_t sequences) const {
   return rows_[sequences - 1].step.seconds();
 }
 
-size_t StepTimes::Extra(size_t sequences, std::span<double> extra) const {
+size_t StepTimes::FillExtra(size_t sequences, std::span<double> extra) const {
   if (Seconds(sequences) == 0) return 0;
   const size_t count = std::min(extra.size(), kMaxGuesses);
   for (size_t i = 0; i < count; ++i) {

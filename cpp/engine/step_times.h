@@ -9,30 +9,31 @@
 
 namespace gkv {
 
-// Learns what guesses cost: how much longer steps take with them. Of steps that
-// do nothing but decode. What is long past counts little, so that a price that
-// was once too high is tried again.
+// Learns what guesses cost: how much longer steps take with them. It learns
+// from steps that only decode. Old steps count little, so that a cost that was
+// once too high is tried again.
 class StepTimes {
  public:
   // More are not told apart.
   static constexpr size_t kMaxSequences = 32;
   static constexpr size_t kMaxGuesses = 32;
 
-  // A step that decoded so many sequences, with so many guesses in total.
+  // Notes a step that decoded so many sequences, with so many guesses in total.
   void Note(size_t sequences, size_t guesses, double seconds);
-  // Other conversations decode from now on: their steps may take longer or
-  // shorter.
+  // Notes that other conversations decode from now on: their steps may take
+  // longer or shorter.
   void Restart();
-  // The time of a step of so many sequences without guesses; 0: not known.
+  // Returns the time of a step of so many sequences without guesses; 0: not
+  // known.
   double Seconds(size_t sequences) const;
-  // Fills `extra` as GuessCosts has it, and returns how many it knows of: none
-  // before a few steps without guesses.
-  size_t Extra(size_t sequences, std::span<double> extra) const;
+  // Fills `extra` as GuessCosts has it, and returns the number of known
+  // entries: none before a few steps without guesses.
+  size_t FillExtra(size_t sequences, std::span<double> extra) const;
 
  private:
   struct Row {
     LearnedTime step{0.1};  // without guesses
-    // [i]: what i + 1 guesses take besides, as a share of that.
+    // [i]: the additional time of i + 1 guesses, as a share of `step`.
     std::array<LearnedMean, kMaxGuesses> extra = {};
   };
 

@@ -9,14 +9,14 @@
 namespace gkv {
 namespace {
 
-// Who waits for whom, how often. No circle is among them.
+// Counts which runner waits for which. There is no circle among them.
 struct Waits {
   using Pair = std::pair<const void*, const void*>;
   Mutex mutex{AtFork::kWaits};
   std::map<Pair, size_t> count GUARDED_BY(mutex);
 
   static Waits& Get() {
-    // Never destroyed: models may outlive what is static.
+    // Never destroyed: models may outlive static objects.
     static auto* const waits = new Waits;
     return *waits;
   }

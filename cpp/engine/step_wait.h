@@ -5,15 +5,16 @@
 
 namespace gkv {
 
-// Says that a step waits for what another runner does, as where the
-// logits_processor of one model calls another model. Runners are those of
-// InsideStep. While such waits are known, none is made that would close a
-// circle: steps that wait for each other would wait for ever. Thread-safe.
+// Says that a step waits for another runner, as when the logits_processor of
+// one model calls another model. Runners are those of InsideStep. The
+// constructor refuses a wait that would close a circle with the known ones:
+// steps that wait for each other would wait for ever. Thread-safe.
 class StepWait {
  public:
-  // This thread is to wait for `runner`. Where it works for no step that has no
-  // effect. Throws Busy if it works for a step of that very runner, or for one
-  // that a step of it waits for, directly or not; and std::bad_alloc.
+  // Says that this thread is going to wait for `runner`; has no effect in a
+  // thread that works for no step. Throws Busy if this thread works for a step
+  // of that very runner, or for one that a step of the runner waits for,
+  // directly or not; and std::bad_alloc.
   explicit StepWait(const void* runner);
   StepWait(StepWait&& other) noexcept
       : step_(std::exchange(other.step_, nullptr)), runner_(other.runner_) {}
@@ -24,7 +25,7 @@ class StepWait {
   }
   ~StepWait();
 
-  // The runner of the step that waits; null: none does.
+  // The runner of the waiting step; null: none waits.
   const void* step() const { return step_; }
 
   // Throws Busy if this thread works for a step of `runner`.

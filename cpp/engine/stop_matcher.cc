@@ -13,8 +13,8 @@ constexpr std::string_view kSpaces[] = {
     "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80",
 };
 
-// Bytes of the white space character that the text begins with; 0 if there is
-// none, or not all of it.
+// Returns the length of the white space character that the text begins with; 0
+// if there is none, or it is incomplete.
 size_t SpaceSize(std::string_view text) {
   if (text.empty()) return 0;
   const char first = text[0];
@@ -31,7 +31,7 @@ size_t SpaceSize(std::string_view text) {
   return wide ? 3 : 0;
 }
 
-// Whether more bytes may make white space of a text that is none.
+// Whether more bytes may turn the text into white space.
 bool MayBecomeSpace(std::string_view text) {
   if (text == "\xE2\x80") return true;
   return std::any_of(
@@ -71,7 +71,7 @@ std::string StopMatcher::Push(std::string_view piece, bool may_stop) {
   for (size_t i = 0; i < stops_.size(); ++i) {
     const std::string& stop = stops_[i];
     const size_t begin = i < whole_ ? 0 : space_;
-    // The first that ends after what has passed.
+    // The first occurrence that ends after what has passed.
     const size_t end = std::max(passed_ + 1, stop.size());
     found =
         std::min(found, held_.find(stop, std::max(begin, end - stop.size())));

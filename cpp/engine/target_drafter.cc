@@ -7,8 +7,8 @@
 namespace gkv {
 namespace {
 
-// What a round reads of the drafter, as a share of the target: of a head with
-// clusters those that are chosen.
+// Returns what a round reads of the drafter, as a share of the target; of a
+// head with clusters it reads the chosen ones.
 double ReadShare(const Model& drafter, const Model& target) {
   const ModelConfig& config = drafter.config;
   double bytes = MatrixBytes(drafter);
@@ -31,8 +31,8 @@ TargetDrafter::TargetDrafter(std::shared_ptr<const Model> model,
       pool_(pool),
       pass_(*model_, target, pool) {}
 
-// Whether everything before the last token is there to be read.
-bool TargetDrafter::Ready(const Candidate& candidate, KvStepView& view) {
+// Whether the cache holds everything before the last token.
+bool TargetDrafter::TryView(const Candidate& candidate, KvStepView& view) {
   const size_t length = candidate.cache->length();
   if (candidate.hidden.empty() || candidate.hidden_length != length ||
       length < 2) {
@@ -53,14 +53,14 @@ void TargetDrafter::Offer(std::span<Candidate* const> requests,
     candidate->record.decoded_s +=
         costs.step / static_cast<double>(costs.tokens);
     KvStepView view;
-    if (!Ready(*candidate, view)) continue;
+    if (!TryView(*candidate, view)) continue;
     candidate->offer = OfferTo(*candidate, 0);
     offered_.push_back({.candidate = candidate, .view = std::move(view)});
   }
 }
 
-// For a request without a planned guess one is made now and then, which is not
-// proposed, to see whether it would be right.
+// A request without a planned guess gets one now and then that is not proposed,
+// to learn whether it would be right.
 void TargetDrafter::MakeGuesses(const GuessCosts& costs) {
   const double try_s = RoundSeconds(1, costs.step);
   std::vector<Member> members;
@@ -73,11 +73,11 @@ void TargetDrafter::MakeGuesses(const GuessCosts& costs) {
     }
     candidate.cache->CopyTokens(candidate.cache->length() - 1,
                                 {&member.last, 1});
-    candidate.hidden_length = 0;  // rounds leave their own state there
+    candidate.hidden_length = 0;  // rounds overwrite the state
     members.push_back(std::move(member));
   }
   while (!members.empty()) {
-    Round(members);
+    RunRound(members);
     std::vector<Member> next;
     for (Member& member : members) {
       if (!Add(*member.candidate, member.guess, member.left)) continue;
@@ -88,8 +88,8 @@ void TargetDrafter::MakeGuesses(const GuessCosts& costs) {
   }
 }
 
-// One more guess for each.
-void TargetDrafter::Round(std::span<Member> members) {
+// Makes one more guess for each member.
+void TargetDrafter::RunRound(std::span<Member> members) {
   const size_t vocab = model_->config.vocab_size;
   const Clock::time_point begin = Clock::now();
   std::vector<RowOutput> outputs;

@@ -14,8 +14,8 @@
 namespace gkv {
 
 // A drafter that reads the target's keys and values (model/draft_pass.h). It
-// keeps nothing of a conversation: what it needs is in the target's cache, and
-// the hidden state that the request's last step has left.
+// keeps nothing of a conversation: all that it needs is the target's cache and
+// the hidden state from the request's last step.
 class TargetDrafter : public ModelDrafter {
  public:
   // `target` and `pool` are not owned. Requires: RequireDrafterFor passes.
@@ -28,7 +28,7 @@ class TargetDrafter : public ModelDrafter {
     Candidate* candidate;
     KvStepView view;
     size_t left = 0;   // guesses to make
-    int32_t last = 0;  // token, guessed or not
+    int32_t last = 0;  // the last token, guessed or not
     RowConsumer::Guess guess = {};
   };
 
@@ -36,12 +36,12 @@ class TargetDrafter : public ModelDrafter {
              const GuessCosts& costs) override;
   void MakeGuesses(const GuessCosts& costs) override;
 
-  static bool Ready(const Candidate& candidate, KvStepView& view);
-  void Round(std::span<Member> members);
+  static bool TryView(const Candidate& candidate, KvStepView& view);
+  void RunRound(std::span<Member> members);
 
   ThreadPool& pool_;
   DraftPass pass_;
-  std::vector<Member> offered_;  // in the step
+  std::vector<Member> offered_;  // of this step
   OutputBuffer rows_;
 };
 

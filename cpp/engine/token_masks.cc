@@ -41,7 +41,7 @@ void TokenMasks::Compute(Constraint& constraint,
       if (!HasToken(mask, guess) ||
           std::find(stop_ids.begin(), stop_ids.end(), guess) !=
               stop_ids.end()) {
-        break;  // the rows after it will not count
+        break;  // the rows after it do not count
       }
       constraint.Accept(guess);
       ++guessed;

@@ -12,27 +12,27 @@
 namespace gkv {
 
 // Says which tokens may follow each output row of a slice. Compute asks the
-// constraint, on any thread, while the rows themselves are computed; whoever
-// takes a row then asks Of and Ends. A slice without a constraint has no masks:
-// anything may follow.
+// constraint, on any thread, while the rows themselves are computed; the thread
+// that takes a row then calls Of and Ends. A slice without a constraint has no
+// masks: any token may follow.
 class TokenMasks {
  public:
   TokenMasks() = default;
   TokenMasks(size_t rows, size_t vocab_size);
 
   bool empty() const { return words_ == 0; }
-  // Asks the constraint row by row, as if each guess were what follows the row
-  // before it; it stands where it stood before afterwards. `stop_ids` are
-  // allowed where the text may end. Keeps what the constraint throws, and gives
-  // up with `error` if that is not null.
+  // Asks the constraint row by row, as if each guess were the token after the
+  // row before it. Afterwards the constraint is as it was. `stop_ids` are
+  // allowed if the text may end. Keeps an exception of the constraint, or
+  // `error` if that is not null.
   void Compute(Constraint& constraint, std::span<const int32_t> guesses,
                std::span<const int32_t> stop_ids,
                const std::exception_ptr& error) noexcept;
 
-  // The tokens that may follow a row, as bits. Rows after a guess that was not
-  // allowed have none. Throws what Compute has kept.
+  // Returns the tokens that may follow a row, as bits. Rows after a guess that
+  // was not allowed have none. Throws what Compute has kept.
   std::span<const uint32_t> Of(size_t row) const;
-  // The text ends at the row: nothing may follow.
+  // Whether the text ends at the row: no token may follow.
   bool Ends(size_t row) const;
 
  private:

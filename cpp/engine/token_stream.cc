@@ -11,16 +11,16 @@
 namespace gkv {
 namespace {
 
-// Events that may wait for the reader: enough to keep steps going while one is
-// being read.
+// The number of events that may wait for the reader: enough to keep steps going
+// while one is being read.
 constexpr size_t kMaxUnread = 2;
 
 double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
-// Throws `error` with `more` after its message. What others throw, as a
-// std::bad_alloc or an exception of Python, has no message to continue.
+// Throws `error` with `more` after its message. Exceptions of other kinds, such
+// as std::bad_alloc or one of Python, are thrown as they are.
 [[noreturn]] void RethrowWith(const std::exception_ptr& error,
                               const std::string& more) {
   try {
@@ -59,7 +59,7 @@ bool TokenStream::Stop(Interrupt how, size_t read) {
 void TokenStream::Abort() {
   if (Stop(Interrupt::kAbort)) {
     WaitDone();
-    Stop(Interrupt::kAbort);  // it may have been decided before
+    Stop(Interrupt::kAbort);  // the end may have been decided before
   }
 }
 
@@ -69,7 +69,7 @@ void TokenStream::Confirm() {
   if (done_) transaction_.Confirm();
 }
 
-// Requires: the end has come.
+// Undoes what a late Stop still can. Requires: done_.
 void TokenStream::StopLate(Interrupt how) {
   if (error_) return;
   if (how == Interrupt::kAbort) {
@@ -83,7 +83,7 @@ void TokenStream::StopLate(Interrupt how) {
   }
 }
 
-// Requires: an event was handed out.
+// Takes the last event back. Requires: an event was handed out.
 void TokenStream::PutBack() {
   --handed_out_;
   delivered_bytes_ -= last_.text.size();
@@ -96,13 +96,14 @@ void TokenStream::PutBack() {
   }
 }
 
-// Of the transcript, when it is cancelled.
+// Returns the length of the transcript that a cancelled request keeps.
 size_t TokenStream::KeptEnd() const {
   return delivered_ == 0 ? transaction_.start_length()
                          : transaction_.prompt_end() + delivered_;
 }
 
-// What ends a request stayed in the parent.
+// In a child of fork() nothing ends the request: the scheduler's thread stayed
+// in the parent.
 void TokenStream::CheckProcess() const {
   if (!process_.InChild()) return;
   throw Error(
@@ -118,16 +119,16 @@ std::optional<TokenEvent> TokenStream::NextEvent(
   bool may_end = false;
   {
     MutexLock lock(mutex_);
-    // Who has the last event takes the request for ended.
+    // A reader that has the last event takes the request for ended.
     const auto readable = [&]() REQUIRES(mutex_) {
       return !events_.empty() &&
-             (done_ || !settled_ ||
+             (done_ || !complete_ ||
               events_.front().finish_reason == FinishReason::kNone);
     };
     const auto changed = [&]() REQUIRES(mutex_) {
       return done_ || readable();
     };
-    // Also a wait of no time goes to the system.
+    // Even a wait of no time is a system call.
     if (timeout.count() > 0) changed_.WaitFor(lock, timeout, changed);
     const bool was_behind = Behind();
     if (readable()) {
@@ -140,8 +141,8 @@ std::optional<TokenEvent> TokenStream::NextEvent(
     } else {
       return std::nullopt;
     }
-    may_end = was_behind && settled_ && !Behind();
-    if (was_behind && settled_) TellGate();
+    may_end = was_behind && complete_ && !Behind();
+    if (was_behind && complete_) TellGate();
     ++handed_out_;
     delivered_ += event.token_id >= 0;
     delivered_bytes_ += event.text.size();
@@ -230,9 +231,9 @@ bool TokenStream::waits_for_reader() const {
   return Behind() && interrupt_ == Interrupt::kNone && !done_;
 }
 
-void TokenStream::NothingFollows() {
+void TokenStream::MarkComplete() {
   const MutexLock lock(mutex_);
-  settled_ = true;
+  complete_ = true;
   TellGate();
 }
 
@@ -257,7 +258,7 @@ void TokenStream::Wake(bool interrupted) {
   }
   if (wake_up == nullptr) return;
   {
-    // Taking the lock orders this behind a check that is under way.
+    // Taking the lock orders this after a check that is under way.
     const MutexLock lock(wake_up->mutex);
     if (interrupted) wake_up->interrupted = true;
   }
@@ -312,24 +313,25 @@ void TokenStream::Push(TokenEvent event) {
   changed_.NotifyAll();
 }
 
-// Tokens.
+// The number of unread tokens.
 size_t TokenStream::Unread() const { return events_.size(); }
 
-// Too far for another token, or, where none follows, for the end. A reader that
-// acknowledges later has read all the same, and may wait for the end by then.
+// Whether the reader has too many events unread for another token, or, if none
+// follows, for the end. A reader that acknowledges later has read the event all
+// the same, and may wait for the end by then.
 bool TokenStream::Behind() const {
-  return settled_ ? Unread() > kMaxUnread : ahead_ >= kMaxUnread;
+  return complete_ ? Unread() > kMaxUnread : ahead_ >= kMaxUnread;
 }
 
-// Whether it waits for its reader, from now on.
+// Tells the run gate whether the request waits for its reader.
 void TokenStream::TellGate() const {
   transaction_.lock().set_waits_for_reader(Behind() &&
                                            interrupt_ == Interrupt::kNone);
 }
 
-// The result and the events of the first `count` tokens, which no token ended:
-// text that was held back for a stop string belongs to them. Requires: all of
-// them were delivered, or none is taken off.
+// Cuts the result and the events to the first `count` tokens, none of which
+// ended the text: text that was held back for a possible stop string belongs to
+// them. Requires: all of these tokens were delivered, or no token is cut off.
 void TokenStream::KeepTokens(size_t count) {
   std::string text;
   if (options_.token_text) {
@@ -352,16 +354,16 @@ void TokenStream::KeepTokens(size_t count) {
   end_unread_ = options_.streamed;
 }
 
-// An end that is no failure.
-void TokenStream::Settle(FinishReason reason) {
-  // A cancel between the last token and here counts: its reader has not seen
+// Completes the result of a request that did not fail.
+void TokenStream::Finish(FinishReason reason) {
+  // A cancel that came after the last token counts: the reader has not seen
   // that token.
   if (options_.streamed && interrupt_ == Interrupt::kCancel && Unread() > 0) {
     reason = FinishReason::kCancelled;
   }
   const bool told = result_.finish_reason != FinishReason::kNone;
   if (reason == FinishReason::kCancelled && options_.streamed) {
-    // With nothing delivered, End() undoes it all.
+    // If nothing was delivered, End() undoes everything.
     if (delivered_ > 0) {
       transaction_.cache().Truncate(transaction_.lock(), KeptEnd());
     }
@@ -374,7 +376,7 @@ void TokenStream::Settle(FinishReason reason) {
 
 void TokenStream::End(FinishReason reason, std::exception_ptr error,
                       bool decided) noexcept {
-  // What an error holds may take locks when it goes: not behind mutex_.
+  // Destroying an error may take locks, so not while mutex_ is held.
   const std::exception_ptr given = error;
   MutexLock lock(mutex_);
   if (done_) return;
@@ -389,7 +391,7 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
   bool keep = false;
   if (!error && reason != FinishReason::kNone) {
     try {
-      Settle(reason);
+      Finish(reason);
       keep = !options_.streamed || delivered_ > 0 ||
              result_.finish_reason != FinishReason::kCancelled;
     } catch (...) {
@@ -401,7 +403,7 @@ void TokenStream::End(FinishReason reason, std::exception_ptr error,
       transaction_.cache().Truncate(transaction_.lock(), KeptEnd());
       keep = kept_delivered_ = true;
     } catch (...) {
-      // Everything goes: the error says nothing of tokens that are kept.
+      // Everything is undone: the error says nothing of tokens that are kept.
     }
   }
   if (error || !keep) {

@@ -23,8 +23,9 @@
 
 namespace gkv {
 
-// What a sleeping scheduler waits on. Shared with the streams, which may
-// outlive it; its address stands for the scheduler, see InsideStep.
+// The condition that a sleeping scheduler waits on. It is shared with the
+// streams, which may outlive the scheduler; its address identifies the
+// scheduler, see InsideStep.
 struct WakeUp {
   Mutex mutex{AtFork::kWaits};
   Condition changed{mutex};
@@ -34,14 +35,25 @@ struct WakeUp {
   bool prefix_changed GUARDED_BY(mutex) = false;
 };
 
-// What comes of one request: its tokens one by one, its end, its result, and
-// what of it stays in the conversation. Filled by the scheduler, read by
-// whoever made the request. Thread-safe.
+// The tokens of one request, its end and its result, and what it leaves in the
+// conversation. The scheduler writes the stream (Push, End); the caller of the
+// request reads it (NextEvent, WaitDone, Result).
+//
+// Push appends a token to the result and, in a streamed request, to the events
+// that wait for the reader. NextEvent moves an event to the reader. A reader
+// that leaves two or more events unread makes the request wait:
+// waits_for_reader() is true, and the scheduler gives it no step until fewer
+// are left. MarkComplete says that no token follows. End fixes the result,
+// once, and closes the transaction: it keeps the conversation or restores it.
+// Stop asks for an early end from any thread.
 //
 // A request that is not streamed either succeeds or leaves its cache as it was.
-// Of a streamed one a token counts as read when it is delivered: when cancelled
-// or failing, the transcript keeps what was delivered, and no more. With nothing
-// delivered, its cache is as it was.
+// In a streamed request a token counts as read when it is delivered: if the
+// request is cancelled or fails, the transcript keeps what was delivered and no
+// more. If nothing was delivered, the cache is as it was.
+//
+// The stream is thread-safe. The WakeUp's mutex is never taken while mutex_ is
+// held. The transaction is the scheduler's to change until done_ is set.
 class TokenStream {
  public:
   // How a request may end early.
@@ -68,85 +80,92 @@ class TokenStream {
   // Years: as good as for ever, and small enough to be added to a time.
   static constexpr std::chrono::hours kLong{100'000};
 
-  // Asks for an early end. False if the request had ended already. Then too, a
-  // streamed one that is cancelled takes back the tokens that no one read, and
-  // one that is aborted takes back everything, unless somebody has used the
-  // conversation since. `read`: events that the reader has, if the last one
-  // was lost on its way; that one is taken back as if it had not been handed
-  // out.
+  // Asks for an early end. Returns false if the request had ended already. In
+  // that case a streamed request that is cancelled still takes back the tokens
+  // that no one read, and one that is aborted takes back everything, unless
+  // somebody has used the conversation since. `read`: the number of events that
+  // the reader has, if the last one was lost on its way; that event is taken
+  // back as if it had not been handed out.
   bool Stop(Interrupt how, size_t read = std::numeric_limits<size_t>::max());
-  // Has it aborted, whenever it ends, and waits for that.
+  // Aborts the request, even if it has ended meanwhile, and waits for its end.
   void Abort();
-  // Nobody will abort it, if it is done: lets go of what there was before.
+  // Says that nobody will abort the request. If it is done, drops the content
+  // that an abort would restore.
   void Confirm();
   // Waits until an event is there, the request has ended, or the time is over.
-  // nullopt in the last two cases.
-  // With `acknowledge` false what is read makes no room for further tokens
-  // before Acknowledge(): readers of many streams call that of all, then
-  // Notify(), once they have read all, so that their next tokens share a step.
+  // Returns nullopt in the last two cases. With `acknowledge` false, an event
+  // that is read makes no room for further tokens before Acknowledge(): readers
+  // of many streams read all of them, then call Acknowledge() of each, then
+  // Notify(), so that their next tokens share a step.
   std::optional<TokenEvent> NextEvent(
       std::chrono::milliseconds timeout = kLong, bool acknowledge = true);
-  // True if the scheduler waits for that: it is to be notified.
+  // Makes room for further tokens. Returns true if the scheduler waited for
+  // that and is to be notified.
   bool Acknowledge();
   void Notify();
-  // True once the request has ended and every event was taken.
+  // Whether the request has ended and every event was taken.
   bool Drained() const;
-  // Waits; true once the request has ended.
+  // Waits for the end. Returns whether the request has ended.
   bool WaitDone(std::chrono::milliseconds timeout = kLong) const;
   bool done() const;
-  // Whoever will wait for it comes here first, as NextEvent and WaitDone do if
-  // they wait; for a thread that works for no step, nothing happens. Throws
-  // Busy, unless the request has ended, where waiting would be waiting for
-  // oneself; see StepWait, which lasts until the request ends.
+  // Announces that this thread will wait for the request. NextEvent and
+  // WaitDone call it before they wait; in a thread that works for no step,
+  // nothing happens. Throws Busy, unless the request has ended, where the wait
+  // would close a circle; see StepWait, which lasts until the request ends.
   void PrepareToWait() const;
-  // Tokens of the prompt that were computed or held, and all that were sampled.
+  // Returns the number of tokens of the prompt that were computed or held, and
+  // of all that were sampled.
   size_t progress() const;
-  // Positions of the prompt.
+  // The first position of the prompt, and the position after its last.
   size_t prompt_begin() const { return transaction_.start_length(); }
   size_t prompt_end() const { return transaction_.prompt_end(); }
   // Requires: ended. Rethrows the failure of a failed request.
   const GenerateResult& Result() const;
-  // The failure of a failed request, else null; null in a child of fork(). Waits
-  // for nothing.
+  // Returns the failure of a failed request, else null; null in a child of
+  // fork(). Does not wait.
   std::exception_ptr failure() const;
-  // The same, and lets go of it: Result() throws an Error without a cause then.
+  // The same, and drops it: after this, Result() throws an Error without a
+  // cause.
   std::exception_ptr TakeFailure();
-  // `on_change` is called, on any thread, when a step has brought an event, or
-  // the request has ended. It must not throw, nor set another one, and should
-  // not take long. On return, the one before is called no more.
+  // Sets the function that is called, on any thread, when a step has brought an
+  // event or the request has ended. It must not throw, nor set another one, and
+  // should not take long. When set_on_change returns, the function before it is
+  // called no more.
   void set_on_change(std::function<void()> on_change);
 
   // ---- The scheduler's side ----
 
   bool streamed() const { return options_.streamed; }
-  // Requires: not ended, for the cache.
+  // The cache of the transaction requires: not ended.
   CacheTransaction& transaction() { return transaction_; }
   Interrupt interrupt() const { return interrupt_.load(); }
-  // Its reader is behind: no more is to be made for it now, nor is it to end.
+  // Whether the reader has too many unread events: the request gets no step
+  // now, and does not end.
   bool waits_for_reader() const;
-  // Nothing more is made for it. It is to end when it does not wait for its
-  // reader: a step whose guesses were right may have brought many tokens, and
-  // leaves no more unread at the end than steps of single ones.
-  void NothingFollows();
-  // Who is to be woken when that or interrupt() changes.
+  // Says that no token follows. The request ends when it does not wait for its
+  // reader: a step whose guesses were right may bring many tokens, and the end
+  // leaves no more of them unread than steps of single tokens would.
+  void MarkComplete();
+  // Sets what to wake when waits_for_reader() or interrupt() changes.
   void set_wake_up(std::shared_ptr<WakeUp> wake_up);
-  // Tokens that need no computing, those of the prefix cache among them.
+  // Notes how many tokens need no computing, those of the prefix cache
+  // included.
   void set_cached_tokens(size_t count, const PrefixHit& prefix = {});
-  // The transcript was computed up to `position`.
+  // Notes that the transcript was computed up to `position`.
   void MarkComputed(size_t position);
-  // The first logits are there.
+  // Notes the time of the first logits.
   void MarkDecoding();
-  // Of the guesses of one step, so many were right.
+  // Counts the guesses of one step, and how many of them were right.
   void CountGuesses(size_t drafted, size_t accepted);
   // Takes a token that was appended to the transcript. Throws std::bad_alloc.
   void Push(TokenEvent event);
-  // Calls `on_change`. One that reads many streams finds them all changed if it
-  // is told when the whole step is done.
+  // Calls `on_change`. The scheduler does so after the whole step, so that a
+  // reader of many streams finds all of them changed.
   void Tell() noexcept;
   // Ends the request, once: with a reason, or with the failure `error`, or,
-  // with neither, as if it had never been made. An interrupt that nobody has
-  // looked at counts, unless the end is `decided`. Never fails: where memory
-  // does not suffice to keep what was delivered, everything is undone.
+  // with neither, as if it had never been made. A Stop that the scheduler has
+  // not seen yet counts, unless the end is `decided`. Never fails: if there is
+  // no memory to keep what was delivered, everything is undone.
   void End(FinishReason reason, std::exception_ptr error,
            bool decided = false) noexcept;
 
@@ -156,7 +175,7 @@ class TokenStream {
   size_t Unread() const REQUIRES(mutex_);
   bool Behind() const REQUIRES(mutex_);
   void TellGate() const REQUIRES(mutex_);
-  void Settle(FinishReason reason) REQUIRES(mutex_);
+  void Finish(FinishReason reason) REQUIRES(mutex_);
   void KeepTokens(size_t count) REQUIRES(mutex_);
   void StopLate(Interrupt how) REQUIRES(mutex_);
   void PutBack() REQUIRES(mutex_);
@@ -165,11 +184,11 @@ class TokenStream {
   void CheckProcess() const;
 
   const Options options_;
-  const OwnProcess process_;  // with the scheduler
+  const OwnProcess process_;  // that the scheduler runs in
   std::atomic<Interrupt> interrupt_{Interrupt::kNone};
 
   ForkScope scope_;
-  Mutex on_change_mutex_{scope_};  // held while it is called; no other is then
+  Mutex on_change_mutex_{scope_};  // held during a call
   std::function<void()> on_change_ GUARDED_BY(on_change_mutex_);
 
   mutable Mutex mutex_{scope_};
@@ -177,8 +196,8 @@ class TokenStream {
   std::shared_ptr<WakeUp> wake_up_ GUARDED_BY(mutex_);
   mutable std::vector<StepWait> waits_ GUARDED_BY(mutex_);  // for this
   std::deque<TokenEvent> events_ GUARDED_BY(mutex_);
-  bool settled_ GUARDED_BY(mutex_) = false;
-  // An end without a token is to be told.
+  bool complete_ GUARDED_BY(mutex_) = false;  // no token follows
+  // An end without a token is to be delivered.
   bool end_unread_ GUARDED_BY(mutex_) = false;
   std::string end_text_ GUARDED_BY(mutex_);   // of that event
   TokenEvent last_ GUARDED_BY(mutex_);        // that was handed out

@@ -14,9 +14,9 @@ namespace {
 // SentencePiece writes a space inside a piece as U+2581.
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";
 
-// Names between < and >; those between bars are told by these.
+// Names between < and >. Names between bars are recognized by their bars.
 constexpr std::string_view kControlNames[] = {
-    // Gemma 1 to 3, and what text is learned from.
+    // Gemma 1 to 3, and tokens of training texts.
     "pad",
     "eos",
     "bos",
@@ -62,7 +62,7 @@ std::optional<char> ByteOfPiece(std::string_view piece) {
   return static_cast<char>(value);
 }
 
-// Appends `text` with `to` for each `from`.
+// Appends `text` with each `from` replaced by `to`.
 void AppendReplaced(std::string_view text, std::string_view from,
                     std::string_view to, std::string& out) {
   while (true) {
@@ -80,8 +80,9 @@ size_t BytesOf(std::span<const std::string_view> texts) {
   return bytes;
 }
 
-// Writes the text of a piece, which is no longer than that; gives its end. Byte
-// by byte: most have fewer than a call for a search takes.
+// Writes the text of a piece, which is no longer than the piece; returns its
+// end. It goes byte by byte: most pieces have fewer bytes than a call for a
+// search takes.
 char* WritePieceText(std::string_view piece, int64_t type, char* out) {
   if (type == Vocabulary::kControl || type == Vocabulary::kUnknown ||
       type == Vocabulary::kUnused) {
@@ -105,11 +106,11 @@ char* WritePieceText(std::string_view piece, int64_t type, char* out) {
   return out;
 }
 
-// Added tokens that models without images or sounds have no rows for: one of
-// Gemma 3's, 256 of Gemma 3n's. With more, the tokenizer is another model's.
+// The most added tokens without rows in models without images or sounds: Gemma
+// 3 has one, Gemma 3n 256. With more, the tokenizer is another model's.
 constexpr size_t kMostTextsWithoutRows = 256;
 
-// Lengths below need one byte, also that of the message around a piece.
+// Lengths below this need one byte, even that of the message around a piece.
 constexpr size_t kShortPiece = 0x80 - 9;
 
 // Protocol buffer wire format: varint, fixed32 and length-delimited fields.
@@ -131,9 +132,9 @@ class ProtoWriter {
     Raw(value.size());
     bytes_ += value;
   }
-  // Field 1: a message of `piece` in field 1, `score` in 2, `type` in 3; nearly
-  // all of a vocabulary are such. The same bytes as by the functions above, in
-  // a third of their time.
+  // Writes field 1: a message of `piece` in field 1, `score` in 2, `type` in 3.
+  // Nearly all of a vocabulary are such messages. The bytes are the same as by
+  // the functions above, in a third of the time.
   void ShortPiece(std::string_view piece, float score, uint64_t type) {
     char head[4] = {1 << 3 | 2, 0, 1 << 3 | 2, 0};
     char tail[7] = {2 << 3 | 5, 0, 0, 0, 0, 3 << 3 | 0, 0};
@@ -255,7 +256,7 @@ Vocabulary::Vocabulary(const GgufFile& file) {
   eos_id = id("tokenizer.ggml.eos_token_id", 1);
   unk_id = id("tokenizer.ggml.unknown_token_id", 3);
   pad_id = id("tokenizer.ggml.padding_token_id", 0);
-  // Texts of all families begin without a space: Ollama's files, and those of
+  // Texts of all families begin without a space; Ollama's files, and those of
   // early converters, take that for granted.
   add_space_prefix =
       file.GetBool("tokenizer.ggml.add_space_prefix").value_or(false);
@@ -268,7 +269,7 @@ bool Vocabulary::HasMerges(const GgufFile& file) {
                        *kMerges = "tokenizer.ggml.merges";
   const std::string_view model = file.GetString(kModel).value_or("");
   if (model != "llama" && model != "gemma4") return false;
-  // llama.cpp writes the empty text for a key that it has not read.
+  // llama.cpp writes an empty string for a key that it has not read.
   const std::string_view pre = file.GetString(kPre).value_or("");
   const bool of_gemma4 = pre == "gemma4";
   if (model == "gemma4") {

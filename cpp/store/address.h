@@ -11,12 +11,12 @@
 
 #include "base/hash.h"
 
-// What stored objects are called. docs/block-store-format.md describes every
-// byte that is hashed.
+// Addresses and names of stored objects. docs/block-store-format.md describes
+// every byte that is hashed.
 
 namespace gkv {
 
-// Positions of one page.
+// The number of positions of a page.
 inline constexpr size_t kPageTokens = 256;
 // `block_tokens` of the blocks inside objects.
 inline constexpr size_t kStoredBlockTokens = 64;
@@ -24,13 +24,13 @@ inline constexpr uint32_t kBlockStoreVersion = 1;
 
 enum class ObjectKind : uint32_t { kPage = 1, kWindowPage = 2, kResume = 3 };
 
-// BLAKE2b-256 of what an object follows from.
+// The BLAKE2b-256 hash of everything that an object follows from.
 struct Address {
   std::array<uint8_t, 32> bytes{};
   auto operator<=>(const Address&) const = default;
 };
 
-// BLAKE2b-128 of an address under the key of one store.
+// The BLAKE2b-128 hash of an address under the key of one store.
 struct ObjectName {
   std::array<uint8_t, 16> bytes{};
   auto operator<=>(const ObjectName&) const = default;
@@ -38,23 +38,24 @@ struct ObjectName {
   std::string Hex() const;
 };
 
-// All zero for no salt.
+// The digest of a salt; zeros if it is empty.
 Address SaltDigest(std::span<const uint8_t> salt);
 Address RootAddress(const Hash128& fingerprint, const Hash128& layout,
                     const Address& salt_digest);
 // Requires: kPageTokens tokens.
 Address PageAddress(const Address& parent, std::span<const int32_t> tokens);
 Address WindowAddress(const Address& page, size_t window);
-// `tail` are the tokens behind the last whole page, whose address, or the
-// root, is `parent`. Requires: tail.size() == position % kPageTokens.
+// `tail` are the tokens after the last whole page; `parent` is the address of
+// that page, or the root. Requires: tail.size() == position % kPageTokens.
 Address ResumeAddress(const Address& parent, size_t position,
                       std::span<const int32_t> tail);
 
 ObjectName NameOf(const Address& address, std::span<const uint8_t, 32> key);
 
-// Positions within (0, limit] at which resume points may be, descending, the
-// longest `count` of them: page boundaries, those at a token that ends a turn
-// and one before it, and `boundaries`. Pure; version 1 of the format.
+// Returns positions within (0, limit] at which resume points may be,
+// descending, the `count` largest: page boundaries, positions after a token
+// that ends a turn and before it, and `boundaries`. Pure; version 1 of the
+// format.
 std::vector<size_t> ResumeCandidates(std::span<const int32_t> tokens,
                                      std::span<const int32_t> turn_ends,
                                      std::span<const size_t> boundaries,

@@ -30,15 +30,16 @@ bool IsSubfolder(std::string_view name) {
   return ParseHex(name, {&number, 1});
 }
 
-// "" for an empty one. Ends with no slash: behind one, a symbolic link would be
-// followed.
+// Returns the path without a slash at its end, with which a symbolic link would
+// be followed; "" for an empty path.
 std::string WithoutSlash(const std::string& path) {
   std::string text = std::filesystem::path(path).lexically_normal().string();
   while (text.size() > 1 && text.back() == '/') text.pop_back();
   return text;
 }
 
-// A folder that cannot be opened, in words where the system's do not do.
+// Throws for a folder that cannot be opened, in clearer words than the
+// system's.
 [[noreturn]] void ThrowUnopened(const std::string& path, int error) {
   const auto info = Directory::Working().InfoOf(path);
   if ((error == ENOTDIR || error == ELOOP) && info &&
@@ -67,8 +68,8 @@ void CheckOwner(const std::string& path, const Directory& folder) {
   }
 }
 
-// A folder without a key is one that somebody makes at this moment, or that has
-// nothing to do with this.
+// Throws if a folder without a key holds other files. Without them, another
+// process is making the folder at this moment.
 void CheckNothingElse(const std::string& path) {
   std::error_code error;
   const std::filesystem::directory_iterator entries(path, error);
@@ -156,7 +157,7 @@ std::shared_ptr<const Folder> Folder::Open(const std::string& given,
       folder->FindKey(path, make);
       return folder;
     } catch (const IoError& error) {
-      // Somebody deletes it at this moment.
+      // Another process deletes it at this moment.
       if (!make || error.error_number() != ENOENT || tries == kTries) throw;
     }
   }
@@ -179,8 +180,8 @@ void Folder::FindKey(const std::string& path, bool make) {
   KeyState state = ReadKey();
   std::optional<File> lock;
   if (state == KeyState::kBad && make) {
-    // It was torn, or is a stranger's. One process at a time puts it right: no
-    // other one's new key goes.
+    // The key is torn or a stranger's. One process at a time repairs it, so
+    // that none removes another's new key.
     lock.emplace(OpenLock());
     constexpr int kTries = 500;
     for (int i = 0; lock->TryLock(true) == LockResult::kTaken; ++i) {
@@ -250,7 +251,7 @@ int Folder::Publish(const FileName& name,
   try {
     const std::string folder_name = name.Subfolder();
     int error = 0;
-    // A folder that somebody deletes at this moment is made again.
+    // A subfolder that another process deletes at this moment is made again.
     for (int i = 0; i < 3; ++i) {
       const Directory folder = OpenSubfolder(folder_name, true);
       error = folder.is_open()

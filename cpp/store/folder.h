@@ -17,59 +17,60 @@
 #include "store/address.h"
 #include "store/block_store.h"
 
-// The folders of docs/block-store-format.md: how they are opened, what files in
-// them are called, how one appears.
+// The folders of docs/block-store-format.md: how they are opened, how their
+// files are named, and how a file appears.
 
 namespace gkv {
 
 inline constexpr std::string_view kTemporaryPrefix = ".tmp-";
 
-// What the name of an object's file says of it.
+// The parts of the name of an object's file.
 struct FileName {
   ObjectName name;
-  ObjectName parent;  // of what it hangs on
+  ObjectName parent;  // the object that it hangs on
   uint64_t end = 0;
-  std::array<uint8_t, 8> salt{};  // how the salt's digest begins
+  std::array<uint8_t, 8> salt{};  // the beginning of the salt's digest
   ObjectKind kind = ObjectKind::kPage;
 
   auto operator<=>(const FileName&) const = default;
 
   std::string Text() const;
-  // Of the folder that it is in: two hex digits.
+  // The name of its subfolder: two hex digits.
   std::string Subfolder() const;
   std::string Path() const { return Subfolder() + "/" + Text(); }
-  // Whether its parent is an object: neither a root nor nothing.
+  // Whether its parent is an object, not a root or nothing.
   bool HangsOnObject() const;
-  // Exactly what Text() gives; nothing else is one.
+  // Accepts exactly what Text() returns.
   static std::optional<FileName> Parse(std::string_view text);
 };
 
-// A folder that was opened, and checked then. All calls are of that one,
+// A folder that was checked when it was opened. All calls act on that folder,
 // wherever its path leads by now. Thread-safe.
 class Folder {
  public:
   enum class Place { kHere, kGone, kOther };
 
-  // `make`: makes it, folders above it and its key where they are missing.
-  // Throws IoError, InvalidArgument for what is no folder of this user's alone,
-  // or holds other files.
+  // `make`: makes the folder, the folders above it and its key if they are
+  // missing. Throws IoError; InvalidArgument for a path that is no folder of
+  // this user alone, or that holds other files.
   static std::shared_ptr<const Folder> Open(const std::string& path, bool make);
 
   const Directory& directory() const { return directory_; }
-  // What a path leads to now.
+  // Returns what a path leads to now.
   Place PlaceOf(const std::string& path) const;
   FileName NameFor(const ObjectKey& key) const;
   ObjectName NameOfAddress(const Address& address) const;
 
-  // 0 if the object is there now, EEXIST if something was already, else what
-  // failed: ENOENT if the folder is gone.
+  // Writes an object. Returns 0 if it is there now, EEXIST if it was there
+  // already, else the error: ENOENT if the folder is gone.
   [[nodiscard]] int Publish(const FileName& name,
                             std::span<const uint8_t> bytes) const noexcept;
-  // The subfolder of two hex digits; not open if there is none. Makes it.
+  // Opens the subfolder of two hex digits, which it makes with `make`; not open
+  // if there is none.
   Directory OpenSubfolder(const std::string& name, bool make) const;
-  // For File::TryLock.
+  // Opens the file for File::TryLock.
   File OpenLock() const;
-  // Of all 256.
+  // The name of subfolder `i` of 256.
   static std::string SubfolderName(size_t i);
 
  private:
@@ -77,13 +78,14 @@ class Folder {
   enum class KeyState { kRead, kMissing, kBad };
   KeyState ReadKey();
   void FindKey(const std::string& path, bool make);
-  // `durable`: not before the disk has it.
+  // `durable`: returns when the disk has it.
   int PublishIn(const Directory& folder, const std::string& name,
                 std::span<const uint8_t> bytes, bool durable) const;
 
   const Directory directory_;
   std::array<uint8_t, 32> key_{};
-  // Files without a name cannot get one here: some file systems, no /proc.
+  // Files without a name cannot get one here, as on some file systems and
+  // without /proc.
   mutable std::atomic<bool> named_only_ = false;
 };
 

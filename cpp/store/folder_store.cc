@@ -26,7 +26,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kSweepShare = 16;  // of the budget, written since the last
+// a sweep after 1/16 of the budget was written
+constexpr uint64_t kSweepShare = 16;
 constexpr size_t kMaxMappings = 4096;
 constexpr size_t kMaxKnown = 65'536;
 constexpr int64_t kTouchNs = 60 * kSecondNs;
@@ -34,7 +35,7 @@ constexpr auto kLookAgain = std::chrono::milliseconds(250);
 constexpr auto kFirstPause = std::chrono::milliseconds(250);
 constexpr auto kLongestPause = std::chrono::seconds(64);
 constexpr uint64_t kLeastObject = 192;  // a head without tokens
-constexpr uint64_t kSizeAt = 16;        // where an object says its size
+constexpr uint64_t kSizeAt = 16;        // offset of an object's size
 
 // A mapped object, which readers may keep longer than the store lives. `count`
 // says how many there are.
@@ -66,7 +67,7 @@ class MappedObject {
 
 // A file whose content was checked in this process.
 struct CheckedFile {
-  FileInfo info;  // when it was
+  FileInfo info;  // when it was checked
   Address address;
   std::weak_ptr<const MappedObject> mapping;
 };
@@ -74,7 +75,7 @@ struct CheckedFile {
 enum class Verdict {
   kSound,
   kOther,    // sound, and of another address with the same name
-  kDamaged,  // by its own hashes, or its name is not its own
+  kDamaged,  // its hashes are wrong, or it has another's name
 };
 
 Verdict Check(const Folder& folder, const ObjectKey& key,
@@ -123,8 +124,8 @@ class FolderStoreOnFiles final : public FolderStore {
   SweepResult Sweep() override;
 
  private:
-  // The folder that its path leads to, looked up now and then. For a writer it
-  // is made again where it is gone; null if that fails.
+  // Returns the folder that the path leads to, looked up now and then. For a
+  // writer it is made again if it is gone; null if that fails.
   std::shared_ptr<const Folder> Current(bool writing, bool look = false);
   Loaded LoadOne(const Folder& folder, const ObjectKey& key);
   std::optional<StoredBytes> Map(const Folder& folder, const ObjectKey& key,
@@ -137,8 +138,8 @@ class FolderStoreOnFiles final : public FolderStore {
   void Reject(const Folder& folder, const FileName& name) noexcept;
   uint64_t PinnedBytes(const Folder& folder);
   void TryToSweep() noexcept;
-  // Whether `size` bytes leave free what is reserved for others; where they do
-  // not, older objects go first.
+  // Whether `size` bytes leave free what is reserved for others. If they do
+  // not, older objects are removed first.
   bool MakeRoom(const Folder& folder, uint64_t size) noexcept;
   bool IsPaused() const REQUIRES(mutex_);
 
@@ -149,7 +150,7 @@ class FolderStoreOnFiles final : public FolderStore {
   const MappedObject::Count mappings_ =
       std::make_shared<std::atomic<size_t>>(0);
 
-  Mutex sweeping_{AtFork::kLeaves};  // of this process, as long as it takes
+  Mutex sweeping_{AtFork::kLeaves};  // held by a sweep of this process
   const OwnProcess process_;
   mutable Mutex mutex_{AtFork::kWaits};
   std::shared_ptr<const Folder> folder_ GUARDED_BY(mutex_);
@@ -176,7 +177,7 @@ std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
     looked_ = now;
     known = folder_;
   }
-  // No lock is held while a file system is asked, which may not answer.
+  // No lock is held while a file system is called: it may not answer.
   const Folder::Place place = known->PlaceOf(path_);
   if (place == Folder::Place::kHere ||
       (place == Folder::Place::kGone && !writing)) {
@@ -186,7 +187,7 @@ std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
   try {
     found = Folder::Open(path_, writing);
   } catch (const std::exception&) {
-    // A symbolic link, a stranger's: what is read is still the old one.
+    // A symbolic link or a stranger's folder: readers keep the old one.
     return writing ? nullptr : known;
   }
   if (tier_ == "shared" && !found->directory().OnWhat().is_in_memory) {
@@ -195,7 +196,7 @@ std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
   const MutexLock lock(mutex_);
   // Another thread may have found it first.
   if (folder_ != known) return folder_;
-  // Another folder has another key: what was known of files is not of these.
+  // Another folder has another key: nothing is known of its files.
   folder_ = std::move(found);
   checked_.clear();
   counted_ = false;
@@ -237,7 +238,7 @@ Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
   const FileName name = folder.NameFor(key);
   const File file = folder.directory().OpenUnnoticed(name.Path());
   if (!file.is_open()) {
-    // Of this user's own files none is a link, a socket or unreadable.
+    // None of this user's own files is a link, a socket or unreadable.
     if (errno == ELOOP || errno == ENXIO || errno == EACCES) {
       Reject(folder, name);
     }
@@ -250,7 +251,7 @@ Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
     Reject(folder, name);
     return {};
   }
-  // Before memory is taken for what may be cut, or grown beyond all memory.
+  // Checked before memory is allocated: the file may be cut, or too large.
   uint64_t said = 0;
   const int error = file.ReadAt(
       kSizeAt, {reinterpret_cast<uint8_t*>(&said), sizeof(said)});
@@ -258,7 +259,7 @@ Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
     if (error == 0 || error == EIO) Reject(folder, name);
     return {};
   }
-  // It may be another process's with a larger budget.
+  // It may be from a process with a larger budget.
   if (info->size > budget_bytes_) return {};
   Verdict verdict = Verdict::kSound;
   auto object = mapped_ ? Map(folder, key, name, file, *info, verdict)
@@ -269,7 +270,7 @@ Loaded FolderStoreOnFiles::LoadOne(const Folder& folder, const ObjectKey& key) {
   const int64_t age = now - info->used_ns;
   if (age < 0 || age >= kTouchNs) {
     (void)FaultAt("touch");
-    (void)file.SetUsed(now);  // where it may be written
+    (void)file.SetUsed(now);  // it may fail: the file may not be writable
   }
   return {LoadState::kHit, *std::move(object)};
 }
@@ -333,7 +334,7 @@ std::optional<StoredBytes> FolderStoreOnFiles::Read(const Folder& folder,
   const int error = file.ReadAt(0, {buffer->data(), buffer->size()});
   if (error != 0) {
     if (error == EIO)
-      verdict = Verdict::kDamaged;  // a bad sector, or it is cut
+      verdict = Verdict::kDamaged;  // a bad sector, or a cut file
     return std::nullopt;
   }
   Address address;
@@ -370,7 +371,7 @@ void FolderStoreOnFiles::Put(const ObjectKey& key, StoredBytes object) {
     } else {
       ++stats_.failed_writes;
     }
-    // What stands in the place of one subfolder is no matter of the medium.
+    // A file in the place of one subfolder is no failure of the medium.
     if (error != 0 && error != EEXIST && error != ENOTDIR && error != ELOOP) {
       pause_ = pause_ == Clock::duration{}
                    ? Clock::duration(kFirstPause)
@@ -435,7 +436,7 @@ void FolderStoreOnFiles::Remove(std::span<const ObjectKey> keys) noexcept {
     const auto folder = Current(false);
     for (const ObjectKey& key : keys) Unlink(*folder, folder->NameFor(key));
   } catch (const std::exception&) {
-    // Out of memory: they go when they are old.
+    // Out of memory: they are removed when they are old.
   }
 }
 
@@ -448,7 +449,7 @@ uint64_t FolderStoreOnFiles::RemoveBranch(
     checked_.clear();
     return removed;
   } catch (const std::exception&) {
-    return 0;  // out of memory: it goes when it is old
+    return 0;  // out of memory: it is removed when it is old
   }
 }
 
@@ -459,7 +460,7 @@ void FolderStoreOnFiles::Damaged(const ObjectKey& key) noexcept {
       const MutexLock lock(mutex_);
       checked_.erase(folder->NameFor(key).name);
     }
-    // Checks all of it again, and unlinks what is not sound.
+    // Checks the object again, and removes it if it is not sound.
     LoadOne(*folder, key);
   } catch (const std::exception&) {
     // Out of memory: the next reader finds out.
@@ -489,7 +490,7 @@ StoreStats FolderStoreOnFiles::stats() const {
       content = ReadFolder(*folder);
       read = true;
     } catch (const std::exception&) {
-      // Out of memory: as far as is known.
+      // Out of memory: the counts are those that are known.
     }
     lock.Lock();
     if (read && folder == folder_) {
@@ -503,8 +504,8 @@ StoreStats FolderStoreOnFiles::stats() const {
   return stats;
 }
 
-// Files that are gone for others and take memory as long as this process has
-// them mapped.
+// Returns the bytes of files that were removed and still take memory because
+// this process has them mapped.
 uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
   std::vector<std::shared_ptr<const MappedObject>> live;
   {
@@ -526,8 +527,8 @@ uint64_t FolderStoreOnFiles::PinnedBytes(const Folder& folder) {
 }
 
 SweepResult FolderStoreOnFiles::Sweep() {
-  // A child of fork() may find it held by a thread that is not there; between
-  // processes the folder has a lock of its own.
+  // In a child of fork() a thread of the parent may hold it; between processes
+  // the folder has a lock of its own.
   std::optional<MutexLock> one_at_a_time;
   if (!process_.InChild()) one_at_a_time.emplace(sweeping_);
   const auto folder = Current(false);
@@ -539,7 +540,7 @@ SweepResult FolderStoreOnFiles::Sweep() {
   const SweepResult result =
       SweepFolder(*folder, budget_bytes_, PinnedBytes(*folder));
   const MutexLock lock(mutex_);
-  // Who does not get the lock leaves it to the one who has it.
+  // If another process has the lock, it sweeps in place of this one.
   written_since_sweep_ -= std::min(written, written_since_sweep_);
   swept_once_ = true;
   if (!result.swept) return result;
@@ -554,11 +555,12 @@ void FolderStoreOnFiles::TryToSweep() noexcept {
   try {
     Sweep();
   } catch (const std::exception&) {
-    // Out of memory: at the next sixteenth again.
+    // Out of memory: the next sweep tries again.
   }
 }
 
-// The folder, or where it would be made; closed if that cannot be opened.
+// Returns the folder, or the one in which it would be made; not open if that
+// cannot be opened.
 Directory PlaceOf(const std::string& path) {
   std::string place = path;
   std::error_code error;
@@ -597,7 +599,7 @@ std::shared_ptr<FolderStore> OpenFolderStore(const std::string& path,
     throw InvalidArgument("budget_bytes is 0, expected at least 1");
   }
   if (shared) {
-    // Before it is made there for nothing.
+    // Checked before the folder is made in vain.
     const Directory place = PlaceOf(path);
     if (place.is_open()) CheckInMemory(path, place.OnWhat());
   }

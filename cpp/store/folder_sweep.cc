@@ -23,7 +23,7 @@ constexpr int64_t kDayNs = 86'400'000'000'000;
 constexpr int kSubfolders = 256;
 constexpr uint64_t kReservedShare = 32;
 constexpr uint64_t kMostReserved = uint64_t{256} << 20;
-// No head is longer: it has 256 tokens, and a few ranges.
+// No head is longer: it has at most 256 tokens and a few ranges.
 constexpr uint64_t kMostHeadBytes = 4096;
 
 void ReadSubfolder(const Folder& folder, const std::string& subfolder,
@@ -44,7 +44,7 @@ void ReadSubfolder(const Folder& folder, const std::string& subfolder,
   });
 }
 
-// Which objects hang on which.
+// The tree of objects that hang on each other.
 class Tree {
  public:
   explicit Tree(const std::vector<FolderEntry>& entries)
@@ -67,10 +67,10 @@ class Tree {
     return at->second;
   }
   size_t children(size_t i) const { return children_[i]; }
-  // One of its children went; true if none are left.
+  // Notes that a child was removed. Returns true if none is left.
   bool DropChild(size_t i) { return --children_[i] == 0; }
 
-  // Whether its parents are there up to a root, for each.
+  // Says for each object whether its parents are there up to a root.
   std::vector<bool> Rooted() const {
     std::vector<bool> rooted(entries_.size());
     std::vector<size_t> open;
@@ -95,8 +95,9 @@ class Tree {
   std::multimap<ObjectName, size_t> hanging_;
 };
 
-// A parent that was published behind the reader's back: its folder had been
-// read when the child's had not. Reads those again; true if it found any.
+// Reads the subfolders of missing parents again: a parent may have been
+// published after its subfolder was read and before the child's was. Returns
+// true if it found any.
 bool ReadMissingParents(const Folder& folder, int64_t now,
                         FolderContent& content) {
   std::set<ObjectName> names;
@@ -125,9 +126,10 @@ bool ReadMissingParents(const Folder& folder, int64_t now,
   return found;
 }
 
-// Times that a clock gave which was ahead: until it is then these objects would
-// be the newest, and all that is used meanwhile would go before them. They get
-// the present, in the order that they had.
+// Corrects times that are later than now, from a clock that was ahead. Until
+// then these objects would be the newest, and objects that are used meanwhile
+// would be removed before them. They get the present time, in the order that
+// they had.
 void EndTimesAhead(const Folder& folder, int64_t now,
                    std::vector<FolderEntry>& entries) {
   std::vector<FolderEntry*> ahead;
@@ -142,12 +144,13 @@ void EndTimesAhead(const Folder& folder, int64_t now,
   for (FolderEntry* const entry : ahead) {
     entry->used_ns = ++used;
     entry->ahead_ns = 0;
-    // Where it may be written.
+    // It may fail: the file may not be writable.
     (void)folder.directory().SetTimes(entry->name.Path(), used);
   }
 }
 
-// Their writers hold locks while they live.
+// Whether the writer of a temporary file is dead: it holds a lock while it
+// lives.
 bool IsDead(const Folder& folder, const std::string& path, int64_t now) {
   const File file = folder.directory().OpenToRead(path);
   const auto info = file.Info();
@@ -197,7 +200,7 @@ SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
                         uint64_t pinned_bytes) {
   SweepResult result;
   const File lock = folder.OpenLock();
-  // Where there are no locks, two at once do no harm either.
+  // Without locks, two sweeps at once do no harm either.
   if (lock.TryLock(true) == LockResult::kTaken) return result;
   (void)FaultAt("sweep-locked");
   result.swept = true;
@@ -237,7 +240,7 @@ SweepResult SweepFolder(const Folder& folder, uint64_t budget_bytes,
       leaves.push({entries[i].used_ns, i});
     }
   }
-  // Others need room, too.
+  // Other files need room, too.
   const FileSystemRoom room = RoomOf(folder);
   if (room.free_bytes < budget_bytes) {
     const uint64_t all = counted + room.free_bytes;
@@ -266,7 +269,7 @@ void EraseOtherSalts(const Address& salt, std::vector<FolderEntry>& entries) {
   });
 }
 
-// Nothing if it is gone or damaged.
+// Returns the head of an object; none if it is gone or damaged.
 std::optional<ObjectHead> HeadOf(const Folder& folder,
                                  const FolderEntry& entry) {
   const File file = folder.directory().OpenUnnoticed(entry.name.Path());
@@ -297,7 +300,7 @@ uint64_t RemoveBranchOf(const Folder& folder, const ObjectBranch& branch) {
   FolderContent content = ReadFolder(folder);
   auto& entries = content.entries;
   EraseOtherSalts(branch.salt, entries);
-  // A page before what hangs on it.
+  // A page comes before what hangs on it.
   std::sort(entries.begin(), entries.end(),
             [](const FolderEntry& a, const FolderEntry& b) {
               return std::pair(a.name.end, a.name.kind) <

@@ -19,7 +19,7 @@ constexpr char kMagic[8] = {'G', 'K', 'V', 'B', 'L', 'O', 'C', 'K'};
 constexpr size_t kFixedBytes = 192;
 constexpr size_t kPayloadHashAt = 160;
 constexpr size_t kHeadHashAt = 176;
-// More cannot be meant: no conversation has as many tokens.
+// No conversation has as many tokens.
 constexpr uint64_t kMaxPosition = uint64_t{1} << 40;
 
 // One block of the payload: positions [begin, end), or a state at `end`.
@@ -44,7 +44,7 @@ void AddBlocks(size_t group, size_t begin, size_t end, size_t block_bytes,
   }
 }
 
-// What the payload of an object consists of; `bytes` is its size.
+// Returns the blocks of an object's payload; sets `bytes` to its size.
 std::vector<StoredBlock> PayloadBlocks(const ObjectHead& head,
                                        const KvLayout& stored, size_t& bytes) {
   std::vector<StoredBlock> blocks;
@@ -137,7 +137,8 @@ Address ReadAddress(ByteReader& reader, std::string_view what) {
   return address;
 }
 
-// Numbers that would give other lengths than a writer's, with any layout.
+// Throws for positions with which lengths would differ from a writer's, with
+// any layout.
 void CheckPositions(const ObjectHead& head) {
   if (head.begin % kPageTokens != 0 || head.begin > kMaxPosition ||
       head.end < head.begin) {
@@ -184,7 +185,7 @@ void CheckWindows(const ObjectHead& head, const KvLayout& layout) {
   }
 }
 
-// Lets go of a mapping with the last of its blocks.
+// Owns blocks in a mapping, and releases it with the last of them.
 class MappedBlocks final : public BlockOwner {
  public:
   explicit MappedBlocks(std::shared_ptr<const void> mapping)
@@ -242,7 +243,8 @@ StoredBytes EncodeObject(const ObjectHead& head, const KvLayout& layout,
 
 namespace {
 
-// `payload_hash` is what it says of it. Throws as ReadHead does.
+// Parses a head; sets `payload_hash` to the hash in it. Throws as ReadHead
+// does.
 ObjectHead ParseHead(std::span<const uint8_t> first, uint64_t object_bytes,
                      Hash128& payload_hash) {
   ByteReader reader(first);
@@ -358,7 +360,7 @@ HeldSet DecodeBlocks(const StoredBytes& object, const ObjectHead& head,
   HeldSet held(layout.groups().size());
   for (const StoredBlock& part : blocks) {
     auto block = std::make_unique<Block>();
-    // Never written: it says that it is mapped.
+    // Never written: the block is marked as mapped.
     block->data = const_cast<uint8_t*>(payload + part.offset);
     block->size_bytes = stored->groups()[part.group].block_bytes;
     block->mapped = true;

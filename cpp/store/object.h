@@ -17,8 +17,9 @@
 
 namespace gkv {
 
-// Of the sliding layers of one window: a resume point at p holds [from, p). It
-// stores [from, own) itself, and what lies behind the last whole page.
+// The positions that a resume point at p holds for the sliding layers of one
+// window: [from, p). It stores [from, own) itself, and the positions after the
+// last whole page; window pages have the rest.
 struct SlidingRange {
   uint64_t window = 0;
   uint64_t from = 0;
@@ -26,11 +27,12 @@ struct SlidingRange {
   bool operator==(const SlidingRange&) const = default;
 };
 
-// What a resume point at `position` stores of a group that holds positions from
-// `held_begin` on: as little as it can. Requires: it holds the window there.
+// Returns the range that a resume point at `position` stores of a group that
+// holds positions from `held_begin` on: as little as it can. Requires: the
+// group holds the window there.
 SlidingRange SlidingRangeAt(size_t window, size_t held_begin, size_t position);
 
-// What an object says of itself.
+// The header of an object.
 struct ObjectHead {
   ObjectKind kind = ObjectKind::kPage;
   Hash128 fingerprint;
@@ -43,36 +45,36 @@ struct ObjectHead {
   std::vector<int32_t> tokens;       // end - begin
   std::vector<SlidingRange> sliding;  // kResume: one a window, ascending
 
-  // Two that differ in nothing but `sliding` are equal: who expects an object
-  // knows all but that.
+  // Ignores `sliding`, which a reader that expects an object does not know.
   bool operator==(const ObjectHead& other) const;
 };
 
-// The whole object, hashes included. Requires: `held`, in blocks of `layout`,
-// has what the kind stores. Throws std::bad_alloc.
+// Returns the whole object, hashes included. Requires: `held`, in blocks of
+// `layout`, has what the kind stores. Throws std::bad_alloc.
 StoredBytes EncodeObject(const ObjectHead& head, const KvLayout& layout,
                          const HeldSet& held);
 
-// What bytes of unknown origin say, once both hashes are right and everything
-// else that can be known without a layout. Throws CorruptFile, or Mismatch for
-// another format version. `check_payload`: false if its hash was right before.
+// Reads the head of bytes of unknown origin, and checks both hashes and
+// everything else that can be known without a layout. Throws CorruptFile, or
+// Mismatch for another format version. `check_payload`: false if its hash was
+// right before.
 ObjectHead ReadHead(std::span<const uint8_t> object, bool check_payload = true);
 
-// The same of the first bytes of an object of `size` bytes, which hold its whole
-// head; the payload is not looked at.
+// Reads the head from the first bytes of an object of `size` bytes, which
+// contain the whole head; does not look at the payload.
 ObjectHead ReadHeadOf(std::span<const uint8_t> first, uint64_t size);
 
-// The address that follows from a head. Requires: it is what ReadHead gave.
+// Returns the address that follows from a head. Requires: a head of ReadHead.
 Address AddressOf(const ObjectHead& head);
 
-// The same for a model of that layout, once every length is right too. Throws
+// As ReadHead, for a model of that layout: checks every length, too. Throws
 // Mismatch for another layout as well.
 ObjectHead DecodeHead(std::span<const uint8_t> object, const KvLayout& layout,
                       bool check_payload = true);
 
-// The blocks of an object in blocks of `layout`: the mapping's own where it is
-// mapped and sizes are equal, else copies from `pool`. Requires: `head` is what
-// DecodeHead gave. Throws CacheFull, std::bad_alloc.
+// Returns the content of an object in blocks of `layout`: in the mapping's own
+// bytes if it is mapped and block sizes are equal, else in copies from `pool`.
+// Requires: `head` is from DecodeHead. Throws CacheFull, std::bad_alloc.
 HeldSet DecodeBlocks(const StoredBytes& object, const ObjectHead& head,
                      const KvLayout& layout, BlockPool& pool);
 

@@ -13,7 +13,7 @@
 
 namespace gkv {
 
-// Whose keys and values, and for whom.
+// Identifies keys and values: by model and by tenant.
 struct PrefixId {
   Hash128 fingerprint;
   Address salt;  // digest
@@ -24,8 +24,8 @@ struct PrefixId {
   }
 };
 
-// What the objects of some tokens are called, and what they say of themselves.
-// Refers to the tokens. Whole pages alone are hashed when it is made.
+// The keys and heads of the objects of some tokens. It refers to the tokens.
+// The constructor hashes whole pages only.
 class ObjectChain {
  public:
   ObjectChain(const PrefixId& id, const KvLayout& layout,
@@ -41,7 +41,7 @@ class ObjectChain {
   ObjectKey ResumeKey(size_t position) const;
 
  private:
-  // Of the page before it, or the root.
+  // The address of the page before `page`, or of the root.
   const Address& Before(size_t page) const { return addresses_[page]; }
   const Address& Of(size_t page) const { return addresses_[page + 1]; }
   ObjectHead Head(ObjectKind kind, const Address& parent, size_t begin,

@@ -18,11 +18,11 @@ namespace {
 constexpr std::string_view kTierNames[kPrefixTiers] = {"ram", "shared", "disk",
                                                        "remote"};
 
-// Fewer positions take a step no time.
+// Fewer positions are not worth taking over: a step computes them in no time.
 constexpr size_t kWorthTaking = 16;
 
-// Blocks that a cache of `layout` on `pool` may refer to, of what was kept in
-// others: itself, or a copy.
+// Appends blocks that a cache of `layout` on `pool` may refer to: the blocks of
+// `part` themselves, or copies.
 void Append(const PrefixPart& part, const KvLayout& layout,
             const std::shared_ptr<BlockPool>& pool, size_t group, size_t end,
             std::vector<HeldBlock>& out) {
@@ -39,8 +39,8 @@ void Append(const PrefixPart& part, const KvLayout& layout,
   std::move(held.begin(), held.end(), std::back_inserter(out));
 }
 
-// Puts what was fetched in place of what is known less far, where that reaches
-// up to it.
+// Adds what was fetched to a match, if it begins within the known tokens and
+// reaches the match's resume point at least.
 void AddFetched(PrefixNews fetched, PrefixMatch& match) {
   const bool has_point = !fetched.points.empty();
   if (!has_point && fetched.pages.empty()) return;
@@ -59,7 +59,7 @@ void AddFetched(PrefixNews fetched, PrefixMatch& match) {
     match.known = end;
     match.parts = false;
   }
-  // The index may have it by now: it came from below all the same.
+  // Even if the index has it by now, it came from a tier below.
   const auto mark = [&](size_t page, PrefixTier tier) {
     if (page < match.pages.size()) match.pages[page].tier = tier;
   };
@@ -132,7 +132,7 @@ bool PrefixCache::Flush(std::chrono::nanoseconds time_out) {
          transfer_->writer->Flush(PrefixWriter::Clock::now() + time_out);
 }
 
-// The locks of tiers may be held for ever in a child of fork().
+// Throws in a child of fork(), where locks of tiers may be held for ever.
 void PrefixCache::CheckTiers() const {
   if (!process_.InChild()) return;
   throw Error(
@@ -140,14 +140,14 @@ void PrefixCache::CheckTiers() const {
       "prefix cache that this process made");
 }
 
-// Tiers that are being cleared, each on a thread of its own: one that does not
-// answer is left behind.
+// Tiers that are being cleared, each on a thread of its own, which is left
+// alone if the tier does not answer.
 class PrefixCache::Clearing {
  public:
   explicit Clearing(size_t tiers) : results_(tiers) {}
 
-  // Where too many threads are left in tiers that do not answer, there is no
-  // answer, and no wait for it.
+  // Begins to clear a tier. If too many threads are stuck in tiers that do not
+  // answer, there is no answer, and no wait for it.
   static void Begin(const std::shared_ptr<Clearing>& self, size_t tier,
                     std::shared_ptr<BlockStore> store,
                     const std::shared_ptr<std::atomic<size_t>>& running) {
@@ -172,7 +172,7 @@ class PrefixCache::Clearing {
     }
   }
 
-  // By tier; none where there was no answer.
+  // Returns the results by tier; none for a tier that has not answered.
   std::vector<std::optional<Cleared>> Wait(Clock::time_point until) {
     MutexLock lock(mutex_);
     while (pending_ != 0 && changed_.WaitUntil(lock, until)) {
@@ -266,13 +266,13 @@ PrefixOffer PrefixView::Find(const KVCache& cache,
                              std::span<const int32_t> tokens, size_t limit,
                              PrefixFetch* fetch) const {
   PrefixOffer offer;
-  // Another arithmetic gives other bits: kernels may have changed to it.
+  // Another arithmetic gives other bits: the cache may come from other kernels.
   if (cache.fingerprint() != id_.fingerprint) return offer;
   offer.match = cache_->index().Match(Root(cache.layout()), tokens, limit);
   if (fetch != nullptr) AddFetched(fetch->Take(), offer.match);
   const PrefixMatch& match = offer.match;
   for (const PrefixPart& part : match.pages) offer.found.push_back(part.tier);
-  // Where a warm-up behind the last known position would begin.
+  // Where a warm-up for the position after the known ones would begin.
   size_t warm_up = match.known;
   bool keeps_all = false;
   bool forgets = false;
@@ -413,13 +413,13 @@ void PrefixView::TakeIn(const KVCache& cache,
   } catch (const std::bad_alloc&) {
     // It stays in RAM.
   } catch (const std::system_error&) {
-    // No thread is to be had.
+    // There is no thread for the writer.
   }
 }
 
-std::vector<size_t> PrefixView::Points(std::span<const int32_t> tokens,
-                                       std::span<const size_t> boundaries,
-                                       size_t begin) const {
+std::vector<size_t> PrefixView::ChoosePoints(std::span<const int32_t> tokens,
+                                             std::span<const size_t> boundaries,
+                                             size_t begin) const {
   std::vector<size_t> points;
   for (const size_t boundary : boundaries) {
     if (boundary > begin && boundary < tokens.size()) {

@@ -12,9 +12,9 @@
 namespace gkv {
 namespace {
 
-// Of an entry, beside its blocks and token ids.
+// Bytes of an entry besides its blocks and token ids.
 constexpr size_t kEntryBytes = 256;
-// Pages that were evicted and are remembered as such, as hashes.
+// The most evicted pages that are remembered, as hashes.
 constexpr size_t kMaxGhosts = 1 << 14;
 
 size_t CommonPrefix(std::span<const int32_t> a, std::span<const int32_t> b) {
@@ -35,26 +35,26 @@ uint64_t ChainHash(uint64_t parent, std::span<const int32_t> page) {
 
 }  // namespace
 
-// What may be given up: a page, or a resume point.
+// A page or a resume point: what may be evicted.
 struct PrefixIndex::Entry {
   virtual ~Entry() = default;
   virtual bool is_page() const = 0;
   virtual bool leaf() const = 0;  // nothing hangs on it
-  // Out of the tree that it is in.
+  // Takes the entry out of its tree.
   virtual std::unique_ptr<Entry> TakeOut() = 0;
 
-  Node* parent = nullptr;  // of a point: the page it stands behind
+  Node* parent = nullptr;  // of a point: the last page before it
   std::vector<int32_t> tokens;
   std::shared_ptr<const KvLayout> layout;
   HeldSet held;
-  size_t bytes = 0;    // that were added by it
+  size_t bytes = 0;    // counted when it was added
   double seconds = 0;  // to compute it again
   uint32_t uses = 0;
   double worth = 0;
   size_t pins = 0;
 };
 
-// `tokens` lie between the page it stands behind and its position.
+// `tokens` lie between the last page before the point and its position.
 struct PrefixIndex::Point final : Entry {
   bool is_page() const override { return false; }
   bool leaf() const override { return true; }
@@ -68,10 +68,10 @@ struct PrefixIndex::Node final : Entry {
   std::unique_ptr<Entry> TakeOut() override;
   bool leaf() const override { return children.empty() && points.empty(); }
 
-  size_t end = 0;           // position behind the page
+  size_t end = 0;           // the position after the page
   uint64_t chain = 0;       // hash of all pages up to this
-  bool lost_point = false;  // one that stood here was given up
-  // By their chain.
+  bool lost_point = false;  // a point here was evicted
+  // By their chain hash.
   std::unordered_multimap<uint64_t, std::unique_ptr<Node>> children;
   std::vector<std::unique_ptr<Point>> points;
 };
@@ -98,7 +98,7 @@ bool PrefixIndex::LessWorth::operator()(const Entry* a, const Entry* b) const {
   return std::tie(a->worth, a) < std::tie(b->worth, b);
 }
 
-// A pool's way to the index for as long as both exist.
+// Reclaims blocks of one pool from the index as long as both exist.
 class PrefixIndex::PoolReclaimer final : public Reclaimer {
  public:
   PoolReclaimer(std::weak_ptr<PrefixIndex> index, std::weak_ptr<BlockPool> pool)
@@ -128,9 +128,9 @@ PrefixIndex::PrefixIndex(size_t budget_bytes) : budget_bytes_(budget_bytes) {}
 
 PrefixIndex::~PrefixIndex() { Clear(nullptr); }
 
-PrefixIndex::Node* PrefixIndex::Descend(Node* node,
-                                        std::span<const int32_t> page,
-                                        uint64_t hash) const {
+PrefixIndex::Node* PrefixIndex::FindChild(Node* node,
+                                          std::span<const int32_t> page,
+                                          uint64_t hash) const {
   const auto [first, last] = node->children.equal_range(hash);
   for (auto at = first; at != last; ++at) {
     if (std::equal(page.begin(), page.end(), at->second->tokens.begin())) {
@@ -150,7 +150,7 @@ PrefixMatch PrefixIndex::Match(const Address& root,
   Point* best = nullptr;
   while (true) {
     const std::span rest = tokens.subspan(node->end);
-    const Entry* longest = nullptr;  // of those that are not whole
+    const Entry* longest = nullptr;  // of the entries that are known in part
     size_t common = 0;
     const auto offer = [&](const Entry& entry) {
       const size_t with = CommonPrefix(entry.tokens, rest);
@@ -170,7 +170,7 @@ PrefixMatch PrefixIndex::Match(const Address& root,
     if (rest.size() >= kPageTokens) {
       const std::span page = rest.first(kPageTokens);
       const uint64_t chain = ChainHash(node->chain, page);
-      next = Descend(node, page, chain);
+      next = FindChild(node, page, chain);
       match.evicted |= next == nullptr && ghosts_.contains(chain);
     }
     match.evicted |= node->lost_point;
@@ -210,10 +210,10 @@ void PrefixIndex::Publish(const Address& root,
     }
   }
   Register(pool);
-  Victims victims;  // destroyed behind the lock
+  Victims victims;  // destroyed after the unlock
   const MutexLock lock(mutex_);
-  Node* node = Tree(root);
-  // Points stand behind the pages before them, so those come first.
+  Node* node = GetTree(root);
+  // Points hang on the pages before them, so pages come first.
   for (const Checkpoint& point : points) {
     AddPages(node, tokens.first(point.position), layout, full, seconds, news);
     PrefixPart part{layout, HeldSet(full.size())};
@@ -240,7 +240,8 @@ void PrefixIndex::Publish(const Address& root,
   KeepBudget(victims);
 }
 
-// What is behind `node`, the last whole page of the tokens, and all before it.
+// Pins the point after `node`, which is the last whole page of the tokens, and
+// all pages up to it.
 uint64_t PrefixIndex::PinAt(const Address& root, Node* node,
                             std::span<const int32_t> tokens, Victims& victims) {
   Pinned pinned{root, {}};
@@ -317,8 +318,8 @@ size_t PrefixIndex::PinnedBytesLocked(const BlockOwner* owner) const {
   return BytesOf(entries, owner);
 }
 
-// Of different entries: of blocks of one owner, or of all that the index counts
-// for them.
+// Returns the bytes of different entries: of blocks of one owner, or of
+// everything that the index counts for them.
 size_t PrefixIndex::BytesOf(std::span<Entry* const> entries,
                             const BlockOwner* owner) {
   std::unordered_set<const Block*> blocks;
@@ -339,19 +340,19 @@ void PrefixIndex::Add(const Address& root,
                       std::span<const int32_t> tokens, const PrefixNews& found,
                       double seconds) {
   Register(pool);
-  Victims victims;  // destroyed behind the lock
+  Victims victims;  // destroyed after the unlock
   const MutexLock lock(mutex_);
-  Node* node = Tree(root);
+  Node* node = GetTree(root);
   auto next = found.pages.begin();
   const auto descend = [&](size_t end) REQUIRES(mutex_) {
     while (node->end + kPageTokens <= end) {
       const std::span page = tokens.subspan(node->end, kPageTokens);
       const uint64_t chain = ChainHash(node->chain, page);
       while (next != found.pages.end() && next->end <= node->end) ++next;
-      Node* child = KnownPage(node, page, chain);
+      Node* child = FindPage(node, page, chain);
       if (child == nullptr) {
         if (next == found.pages.end() || next->end != node->end + kPageTokens) {
-          return false;  // what comes before went meanwhile
+          return false;  // the page before was evicted meanwhile
         }
         child = AddPage(node, page, chain, next->part, seconds);
       }
@@ -367,7 +368,7 @@ void PrefixIndex::Add(const Address& root,
   KeepBudget(victims);
 }
 
-PrefixIndex::Node* PrefixIndex::Tree(const Address& root) {
+PrefixIndex::Node* PrefixIndex::GetTree(const Address& root) {
   std::unique_ptr<Node>& tree = trees_[root];
   if (!tree) tree = std::make_unique<Node>();
   return tree.get();
@@ -379,10 +380,10 @@ void PrefixIndex::KeepBudget(Victims& victims) {
   }
 }
 
-PrefixIndex::Node* PrefixIndex::KnownPage(Node* node,
-                                          std::span<const int32_t> page,
-                                          uint64_t chain) {
-  Node* const known = Descend(node, page, chain);
+PrefixIndex::Node* PrefixIndex::FindPage(Node* node,
+                                         std::span<const int32_t> page,
+                                         uint64_t chain) {
+  Node* const known = FindChild(node, page, chain);
   if (known != nullptr) Touch(known);
   return known;
 }
@@ -412,7 +413,7 @@ PrefixIndex::Node* PrefixIndex::AddPage(Node* node,
   return child;
 }
 
-// From `node` on, as long as there are whole pages.
+// Adds pages from `node` on, as long as there are whole ones.
 void PrefixIndex::AddPages(Node*& node, std::span<const int32_t> tokens,
                            const std::shared_ptr<const KvLayout>& layout,
                            const HeldSet& full, double seconds,
@@ -421,7 +422,7 @@ void PrefixIndex::AddPages(Node*& node, std::span<const int32_t> tokens,
   while (tokens.size() - node->end >= kPageTokens) {
     const std::span page = tokens.subspan(node->end, kPageTokens);
     const uint64_t chain = ChainHash(node->chain, page);
-    if (Node* known = KnownPage(node, page, chain)) {
+    if (Node* known = FindPage(node, page, chain)) {
       node = known;
       continue;
     }
@@ -439,11 +440,11 @@ void PrefixIndex::AddPages(Node*& node, std::span<const int32_t> tokens,
   }
 }
 
-// False if it adds nothing to what is there.
+// Adds a point. Returns false if that adds nothing.
 bool PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
                            size_t position, PrefixPart part, double seconds) {
   const std::span tail = tokens.subspan(node->end, position - node->end);
-  size_t before = 0;  // the point that would be gone on from instead
+  size_t before = 0;  // the point from which one would resume instead
   for (const auto& other : node->points) {
     if (other->tokens.size() > tail.size() ||
         CommonPrefix(other->tokens, tail) < other->tokens.size()) {
@@ -473,7 +474,7 @@ bool PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
   added->seconds = seconds * static_cast<double>(position - before);
   bool empty = true;
   ForBlocks(added->held, [&](const Block*) { empty = false; });
-  if (empty) return false;  // all is in the pages before it
+  if (empty) return false;  // the pages before it have everything
   Point* const entry = added.get();
   node->points.push_back(std::move(added));
   try {
@@ -486,8 +487,8 @@ bool PrefixIndex::AddPoint(Node* node, std::span<const int32_t> tokens,
   return true;
 }
 
-// Counts what the entry, which is in the tree, refers to. Throws
-// std::bad_alloc; the caller takes it out again.
+// Counts the blocks of an entry that is in the tree. Throws std::bad_alloc; the
+// caller takes the entry out again.
 void PrefixIndex::Insert(Entry* entry) {
   size_t bytes = OwnBytes(*entry);
   size_t counted = 0;
@@ -515,28 +516,29 @@ void PrefixIndex::Insert(Entry* entry) {
   });
   stats_.bytes += bytes;
   ++stats_.published;
-  // What it hangs on may not go before it.
+  // Its parent is not evicted before it.
   if (entry->parent->parent != nullptr) queue_.erase(entry->parent);
 }
 
-// GreedyDual-Size-Frequency.
+// Computes the worth of an entry: GreedyDual-Size-Frequency.
 void PrefixIndex::SetWorth(Entry* entry) {
   ++entry->uses;
   entry->worth = worth_gone_ + entry->uses * entry->seconds /
                                    static_cast<double>(entry->bytes);
 }
 
-// Moves within the queue, where it is in it: allocates nothing.
+// Notes a use of the entry, which moves within the queue if it is there.
+// Allocates nothing.
 void PrefixIndex::Touch(Entry* entry) {
   auto place = queue_.extract(entry);
   SetWorth(entry);
   if (place) queue_.insert(std::move(place));
 }
 
-// Takes a leaf out of its tree. Its place in the queue goes to what it hung on
-// if that is a leaf now; roots, which have no parent, stay. Clear alone takes
-// what has no place, with all that it hangs on. Allocates nothing that it
-// needs.
+// Takes a leaf out of its tree. Its place in the queue goes to its parent if
+// that is a leaf now; roots, which have no parent, stay. Only Clear removes an
+// entry without a place, together with all that it hangs on. Allocates nothing
+// that it needs.
 std::unique_ptr<PrefixIndex::Entry> PrefixIndex::Remove(Entry* entry) {
   auto place = queue_.extract(entry);
   size_t bytes = OwnBytes(*entry);
@@ -557,7 +559,7 @@ std::unique_ptr<PrefixIndex::Entry> PrefixIndex::Remove(Entry* entry) {
       if (ghosts_.size() == kMaxGhosts) ghosts_.clear();
       ghosts_.insert(static_cast<Node*>(entry)->chain);
     } catch (const std::bad_alloc&) {
-      // Nobody will know that it was there.
+      // Matches will not know that it was evicted.
     }
   } else {
     --stats_.resume_points;
@@ -579,8 +581,8 @@ void PrefixIndex::Evict(Entry* entry, Victims& victims) {
   victims.push_back(Remove(entry));
 }
 
-// Whether the index alone holds a block of it, and the bytes that are free when
-// it is gone.
+// Whether the index alone holds a block of the entry. Sets `bytes` to what is
+// freed when the entry is gone.
 bool PrefixIndex::Frees(const Entry& entry, const BlockOwner* owner,
                         size_t& bytes) const {
   std::map<const Block*, uint32_t> mine;
@@ -597,7 +599,8 @@ bool PrefixIndex::Frees(const Entry& entry, const BlockOwner* owner,
   return alone;
 }
 
-// What is held elsewhere as well frees nothing before that is given up.
+// Blocks that the holder refers to as well are freed only when it gives them
+// up.
 size_t PrefixIndex::Reclaim(const BlockOwner* owner, size_t bytes) {
   size_t freed = ReclaimEntries(owner, bytes);
   if (freed >= bytes) return freed;
@@ -621,7 +624,7 @@ size_t PrefixIndex::ReclaimEntries(const BlockOwner* owner, size_t bytes) {
       if (!Frees(*entry, owner, frees)) continue;
       freed += frees;
       Evict(entry, victims);
-      found = true;  // what it hung on may follow
+      found = true;  // its parent may follow
     }
   }
   return freed;

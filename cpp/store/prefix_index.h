@@ -21,39 +21,39 @@
 
 namespace gkv {
 
-// Blocks of positions of a known prefix, by group.
+// Blocks of some positions of a known prefix, by group.
 struct PrefixPart {
   std::shared_ptr<const KvLayout> layout;
   HeldSet held;
   PrefixTier tier = PrefixTier::kRam;  // that it was found in
 };
 
-// What is known of some tokens.
+// The known prefix of some tokens.
 struct PrefixMatch {
-  size_t known = 0;   // the first so many tokens
+  size_t known = 0;   // so many tokens are known
   size_t resume = 0;  // the last resume point among them; 0 if there is none
-  // The known tokens go on otherwise: somebody parted from them here.
+  // Another conversation continues differently after the known tokens.
   bool parts = false;
   bool evicted = false;  // more was known once
-  // In the order of positions: what groups that forget nothing hold of
-  // [0, known), the last part maybe of more.
+  // Ascending: the blocks of full layers for [0, known); the last part may have
+  // more.
   std::vector<PrefixPart> pages;
-  PrefixPart at_resume;  // what the others hold there
+  PrefixPart at_resume;  // the blocks of the other layers there
 };
 
-// A page or a resume point, by where it ends.
+// A page or a resume point, and where it ends.
 struct PrefixEntry {
   size_t end = 0;
   PrefixPart part;
 };
 
-// What was new to the index, each in the order of positions.
+// Pages and points that were new to the index, each ascending.
 struct PrefixNews {
   std::vector<PrefixEntry> pages;
   std::vector<PrefixEntry> points;
 };
 
-// All blocks that are referred to, once for each reference.
+// Calls fn for each reference to a block.
 template <typename Fn>
 void ForBlocks(const HeldSet& held, const Fn& fn) NOT_ANALYZED {
   for (const auto& group : held) {
@@ -67,30 +67,42 @@ void ForBlocks(const PrefixNews& news, const Fn& fn) NOT_ANALYZED {
   }
 }
 
-// Whoever refers to the index's blocks and will give them up when asked to.
+// Holds references to the index's blocks, and gives them up when asked to.
 class BlockHolder {
  public:
   virtual ~BlockHolder() = default;
-  // Gives up blocks of `owner`, at least `bytes` of them where there are so
-  // many. Adds the bytes that are free by it. False if there is nothing. Called
-  // without locks of the index; see Reclaimer.
+  // Gives up blocks of `owner`, at least `bytes` of them if there are so many.
+  // Adds the bytes that are freed by it to `freed`. Returns false if there is
+  // nothing to give up. Called without locks of the index; see Reclaimer.
   virtual bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed) = 0;
 };
 
 struct PrefixIndexStats {
-  size_t bytes = 0;   // of the heap
-  size_t pinned = 0;  // of these, that stay
+  size_t bytes = 0;   // of heap blocks
+  size_t pinned = 0;  // pinned bytes of these
   size_t pages = 0;
   size_t resume_points = 0;
   uint64_t published = 0;  // pages and resume points that were new
   uint64_t evictions = 0;  // of either
 };
 
-// The RAM tier: trees of pages and resume points by tokens, which refer to the
+// The RAM tier: trees of pages and resume points by tokens, which refer to
 // blocks that conversations filled. docs/prefix-cache.md says what is kept.
 //
-// Thread-safe. While its lock is held no block is acquired and no reference
-// destroyed.
+// There is a tree for each root, which stands for a model, a layout and a
+// tenant. A page is a child of the page before it, and a resume point hangs on
+// the last page before it. Publish and Add insert pages and points, Match walks
+// down the pages that are equal to the tokens. queue_ has the leaves that are
+// not pinned, ordered by worth (GreedyDual-Size-Frequency); an entry that is
+// used moves back in it. Evict takes a leaf out of its tree, and its parent
+// enters the queue if that is a leaf now. KeepBudget evicts the entries of
+// least worth until the bytes are within the budget; Reclaim and GiveUp evict
+// for a full pool. references_ counts, for each block, how many entries refer
+// to it: a block that several entries share is counted in bytes once.
+//
+// Thread-safe: mutex_ guards all of this. While it is held no block is acquired
+// and no last reference to a block is destroyed: what is evicted is destroyed
+// after the unlock.
 class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
  public:
   static std::shared_ptr<PrefixIndex> Create(size_t budget_bytes);
@@ -99,49 +111,50 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
 
   size_t budget_bytes() const { return budget_bytes_; }
 
-  // The longest resume point at most at `limit`, and how far the tokens before
-  // that are known. Requires: limit <= tokens.size().
+  // Returns the last resume point up to `limit`, and how many tokens before
+  // `limit` are known. Requires: limit <= tokens.size().
   PrefixMatch Match(const Address& root, std::span<const int32_t> tokens,
                     size_t limit);
-  // Takes in the whole pages of [0, content.computed) that are new, and what
-  // `points` are, which Commit or CheckpointGroups gave. `tokens` are those of
-  // the content; `seconds` is what computing one of them takes; `pool` is that
-  // of the content. What was new is added to `news`, if there is one. With
-  // `pin`, all of it stays until Unpin of the number that it is set to, or
-  // Clear. Throws std::bad_alloc, and CacheFull if pinned bytes are more than
-  // the budget then.
+  // Adds the whole pages of [0, content.computed) that are new, and the points,
+  // which Commit or CheckpointGroups returned. `tokens` are those of the
+  // content; `seconds` is the time to compute one of them; `pool` is that of
+  // the content. What was new is added to `news`, if there is one. With `pin`,
+  // all of it stays until Unpin of the number that `pin` is set to, or Clear.
+  // Throws std::bad_alloc, and CacheFull if more bytes would be pinned than the
+  // budget allows.
   void Publish(const Address& root, std::shared_ptr<const KvLayout> layout,
                const std::shared_ptr<BlockPool>& pool,
                std::span<const int32_t> tokens, const KvContent& content,
                std::span<const Checkpoint> points, double seconds,
                PrefixNews* news = nullptr, uint64_t* pin = nullptr);
-  // Bytes of the heap that a pin keeps, whoever keeps them too; 0 for one that
-  // is over.
+  // Returns the bytes of heap blocks that a pin keeps, even if others keep them
+  // too; 0 if the pin is over.
   size_t PinnedBytes(uint64_t pin) const;
-  // Of blocks of `owner`, by any pin.
+  // Returns the bytes of blocks of `owner` that pins keep.
   size_t PinnedBytes(const BlockOwner* owner) const;
-  // Throws std::bad_alloc, changing nothing.
+  // Ends a pin. Throws std::bad_alloc, changing nothing.
   void Unpin(uint64_t pin);
-  // Takes in what came from elsewhere, in blocks of `layout` that are of `pool`
-  // or mapped: pages one after the other, and resume points behind them, as far
-  // as it knows what comes before. `tokens` are those up to the last of them.
-  // Throws std::bad_alloc.
+  // Adds what came from elsewhere, in blocks of `pool` or mapped ones:
+  // consecutive pages, and resume points after them, as long as the pages
+  // before are known. `tokens` are those up to the last of them. Throws
+  // std::bad_alloc.
   void Add(const Address& root, const std::shared_ptr<BlockPool>& pool,
            std::span<const int32_t> tokens, const PrefixNews& found,
            double seconds);
-  // Asked where giving up entries does not do.
+  // Sets the holder that is asked when giving up entries does not free enough.
   void set_holder(std::weak_ptr<BlockHolder> holder) {
     const MutexLock lock(mutex_);
     holder_ = std::move(holder);
   }
-  // Gives up what is worth least, until `bytes` of blocks of `owner` are free
-  // by it where there are so many: blocks that nobody else refers to. What
-  // frees nothing stays. Returns the bytes that are free.
+  // Evicts the entries of least worth until `bytes` of blocks of `owner` are
+  // freed, if there are so many blocks that nobody else refers to. Entries that
+  // free nothing stay. Returns the bytes that are freed.
   size_t Reclaim(const BlockOwner* owner, size_t bytes);
-  // Gives up all that refers to blocks of `owner`, for whoever would have to
-  // copy one of them in a full pool. False if there is nothing.
+  // Evicts everything that refers to blocks of `owner`, for a request that
+  // would have to copy one of them in a full pool. Returns false if there is
+  // nothing.
   bool GiveUp(const BlockOwner* owner);
-  // Forgets a tree, or with a null pointer all, and what is pinned of it.
+  // Forgets a tree, pinned entries included; with a null pointer, all trees.
   void Clear(const Address* root);
 
   PrefixIndexStats stats() const;
@@ -154,17 +167,18 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
     bool operator()(const Entry* a, const Entry* b) const;
   };
   class PoolReclaimer;
-  // What stays: a page and all before it, and a point behind it.
+  // The entries of a pin: a page and all before it, and a point after it.
   struct Pinned {
     Address root;
     std::vector<Entry*> entries;
   };
   using Pins = std::map<uint64_t, Pinned>;
-  // Handed out by whoever holds the lock, destroyed behind it.
+  // Collected while the lock is held, destroyed after it is released.
   using Victims = std::vector<std::unique_ptr<Entry>>;
 
   explicit PrefixIndex(size_t budget_bytes);
-  Node* Descend(Node* node, std::span<const int32_t> page, uint64_t hash) const;
+  Node* FindChild(Node* node, std::span<const int32_t> page,
+                  uint64_t hash) const;
   void Insert(Entry* entry) REQUIRES(mutex_);
   void SetWorth(Entry* entry) REQUIRES(mutex_);
   void Touch(Entry* entry) REQUIRES(mutex_);
@@ -173,8 +187,8 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
   bool Frees(const Entry& entry, const BlockOwner* owner, size_t& bytes) const
       REQUIRES(mutex_);
   void Register(const std::shared_ptr<BlockPool>& pool);
-  Node* Tree(const Address& root) REQUIRES(mutex_);
-  Node* KnownPage(Node* node, std::span<const int32_t> page, uint64_t chain)
+  Node* GetTree(const Address& root) REQUIRES(mutex_);
+  Node* FindPage(Node* node, std::span<const int32_t> page, uint64_t chain)
       REQUIRES(mutex_);
   Node* AddPage(Node* node, std::span<const int32_t> page, uint64_t chain,
                 PrefixPart part, double seconds) REQUIRES(mutex_);
@@ -202,12 +216,12 @@ class PrefixIndex : public std::enable_shared_from_this<PrefixIndex> {
   mutable Mutex mutex_{AtFork::kWaits};
   std::map<Address, std::unique_ptr<Node>> trees_ GUARDED_BY(mutex_);
   std::unordered_map<const Block*, uint32_t> references_ GUARDED_BY(mutex_);
-  // Leaves, which may go: not pinned.
+  // Leaves that are not pinned, by worth.
   std::set<Entry*, LessWorth> queue_ GUARDED_BY(mutex_);
   Pins pins_ GUARDED_BY(mutex_);
   uint64_t last_pin_ GUARDED_BY(mutex_) = 0;
-  double worth_gone_ GUARDED_BY(mutex_) = 0;                // of what went last
-  // Hashes of pages that went.
+  double worth_gone_ GUARDED_BY(mutex_) = 0;  // of what was evicted last
+  // Hashes of evicted pages.
   std::unordered_set<uint64_t> ghosts_ GUARDED_BY(mutex_);
   std::map<const BlockPool*, std::shared_ptr<PoolReclaimer>> reclaimers_
       GUARDED_BY(mutex_);

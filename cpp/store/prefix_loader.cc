@@ -12,17 +12,19 @@ namespace gkv {
 namespace {
 
 constexpr size_t kHands = 2;
-// Fewer positions take a step no time.
+// Fewer positions are not worth loading: a step computes them in no time.
 constexpr size_t kWorthLoading = 16;
-// Resume points that are tried where one turns out to be useless.
+// The most resume points that are tried, if one turns out to be useless.
 constexpr size_t kAttempts = 4;
-// Bytes of pages that are held beside the blocks they are copied to.
+// The most bytes of pages that are held beside the blocks that they are copied
+// to.
 constexpr size_t kHeldBytes = size_t{32} << 20;
-// For how long one that hung is left alone once it has answered.
+// How long a tier that hung is not asked after it has answered.
 constexpr std::chrono::seconds kSuspension{10};
-// How fast what was measured long ago counts less.
+// The weight of the last measurement.
 constexpr double kWeight = 0.25;
-// A tier that is not asked for being slow may have become quicker.
+// A tier that is too slow to be asked may have become quicker: its times are
+// improved by this each time.
 constexpr double kForget = 0.9;
 
 double SecondsSince(PrefixFetch::Clock::time_point begin) {
@@ -92,8 +94,8 @@ std::shared_ptr<PrefixFetch> PrefixLoader::Fetch(PrefixRequest request) {
   return fetch;
 }
 
-// Has workers that do nothing look for fetches, as many as there are fetches.
-// Throws std::bad_alloc and std::system_error if no worker looks then.
+// Has idle workers look for fetches, as many as there are fetches. Throws
+// std::bad_alloc and std::system_error if no worker looks then.
 void PrefixLoader::Dispatch() {
   std::erase_if(hands_, [](Hand& hand) {
     return hand.lost && hand.worker.Wait(Clock::time_point());
@@ -113,7 +115,7 @@ void PrefixLoader::Dispatch() {
     if (!hand.busy && wanted > 0) {
       try {
         hand.worker.Post(
-            [self = shared_from_this(), &hand] { self->RunQueue(hand); });
+            [self = shared_from_this(), &hand] { self->RunFetches(hand); });
         hand.busy = true;
         --wanted;
       } catch (const std::exception&) {
@@ -133,7 +135,7 @@ void PrefixLoader::TimedOut(PrefixFetch& fetch) {
   LeaveHung();
 }
 
-// Has another worker work in the place of each that a tier does not answer.
+// Replaces each worker that a tier does not answer.
 void PrefixLoader::LeaveHung() {
   const Clock::time_point now = Clock::now();
   for (Hand& hand : hands_) {
@@ -149,12 +151,12 @@ void PrefixLoader::LeaveHung() {
   try {
     Dispatch();
   } catch (const std::exception&) {
-    // The next fetch tries it again.
+    // The next fetch tries again.
   }
 }
 
-// One after the other where they begin alike: the second finds in RAM what the
-// first one loads.
+// Takes the next fetch from the queue. Fetches that begin alike run one after
+// the other: the second finds in RAM what the first one loads.
 std::shared_ptr<PrefixFetch> PrefixLoader::NextFetch() {
   const auto alike = [](const PrefixFetch& a, const PrefixFetch& b) {
     const size_t size = std::min(
@@ -179,7 +181,7 @@ std::shared_ptr<PrefixFetch> PrefixLoader::NextFetch() {
 }
 
 // Takes fetches from the queue until none is left that it may take.
-void PrefixLoader::RunQueue(Hand& hand) {
+void PrefixLoader::RunFetches(Hand& hand) {
   MutexLock lock(mutex_);
   while (!closing_ && !hand.lost) {
     std::shared_ptr<PrefixFetch> fetch = NextFetch();
@@ -191,7 +193,7 @@ void PrefixLoader::RunQueue(Hand& hand) {
     try {
       Run(hand, *fetch);
     } catch (const std::exception&) {
-      failed = true;  // no memory; it is computed
+      failed = true;  // no memory: the prefix is computed
     }
     Finish(*fetch, failed);
     lock.Lock();
@@ -202,9 +204,9 @@ void PrefixLoader::RunQueue(Hand& hand) {
     lock.Lock();
     if (closing_ || queue_.empty()) continue;
     try {
-      Dispatch();  // of those that begin alike, several may go on now
+      Dispatch();  // several that begin alike may go on now
     } catch (const std::exception&) {
-      // This one takes them, or the next fetch has another one do so.
+      // This worker takes them, or the next fetch wakes another.
     }
   }
   hand.busy = false;
@@ -223,7 +225,7 @@ void PrefixLoader::Finish(PrefixFetch& fetch, bool failed) {
   if (!fetch.abandoned_ && fetch.request_.on_done) fetch.request_.on_done();
 }
 
-// False if the fetch is not to go on.
+// Calls a tier. Returns false if the fetch is not to go on.
 template <typename Fn>
 bool PrefixLoader::Ask(Hand& hand, size_t tier, const Fn& ask) {
   {
@@ -232,13 +234,13 @@ bool PrefixLoader::Ask(Hand& hand, size_t tier, const Fn& ask) {
     if (!Usable(tier, Clock::now())) return true;
     hand.calling = tier + 1;
     hand.since = Clock::now();
-    hand.fetch->NoteProgress();  // so it is left not before that
+    hand.fetch->NoteProgress();  // its time begins now
   }
   const auto end = [&] {
     const MutexLock lock(mutex_);
     hand.calling = 0;
     if (!hand.lost) {
-      // Those that wait for their turn see that it goes on.
+      // Queued fetches get more time: the loader makes progress.
       for (const auto& waiting : queue_) waiting->NoteProgress();
       return true;
     }
@@ -270,7 +272,7 @@ void PrefixLoader::NoteRate(size_t tier, double seconds, size_t bytes) {
       stats.rate == 0 ? rate : stats.rate + kWeight * (rate - stats.rate);
 }
 
-// Against computing the same positions.
+// Whether loading is quicker than computing the same positions.
 bool PrefixLoader::WorthIt(PrefixFetch& fetch, size_t tier, size_t begin,
                            size_t position) {
   if (!weighs_) return true;
@@ -299,7 +301,7 @@ void PrefixLoader::Run(Hand& hand, PrefixFetch& fetch) {
   const KvLayout& layout = *request.layout;
   const std::span<const int32_t> tokens = request.tokens;
   size_t start = request.start;
-  size_t begin = 0;  // whole pages that RAM has
+  size_t begin = 0;  // end of the whole pages that RAM has
   {
     const PrefixMatch match =
         index_->Match(request.id.Root(layout), tokens, request.limit);
@@ -314,12 +316,12 @@ void PrefixLoader::Run(Hand& hand, PrefixFetch& fetch) {
   const ObjectChain chain(request.id, layout, tokens.first(request.limit));
   std::vector<ObjectKey> keys;
   for (const size_t p : candidates) {
-    // Pages are all there is to a whole number of them.
+    // A model of full layers alone needs no resume point at the end of a page.
     const bool page = KeepsAll(layout) && p % kPageTokens == 0;
     keys.push_back(page ? chain.PageKey(p / kPageTokens - 1)
                         : chain.ResumeKey(p));
   }
-  // The first tier that has it.
+  // The first tier that has each key.
   std::vector<size_t> where(keys.size(), tiers_.size());
   for (size_t t = 0; t < tiers_.size(); ++t) {
     std::vector<uint8_t> found(keys.size());
@@ -347,7 +349,8 @@ void PrefixLoader::Run(Hand& hand, PrefixFetch& fetch) {
   }
 }
 
-// Parallel to `wanted`: what the first tier has that gives it as it must be.
+// Returns objects parallel to `wanted`, each from the first tier that has it
+// sound.
 std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
     Hand& hand, PrefixFetch& fetch, std::span<const Wanted> wanted) {
   std::vector<std::optional<Piece>> pieces(wanted.size());
@@ -382,9 +385,9 @@ std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
           ++loads;
           continue;
         }
-        damaged.push_back(want.key);  // another's, under its name
+        damaged.push_back(want.key);  // another object under its name
       } catch (const Mismatch&) {
-        // Of another version: not ours to judge.
+        // An object of another version is not ours to judge.
       } catch (const Error&) {
         damaged.push_back(want.key);
       }
@@ -407,7 +410,7 @@ std::vector<std::optional<PrefixLoader::Piece>> PrefixLoader::LoadAll(
   return pieces;
 }
 
-// False if it was given up.
+// Adds a part to what was found. Returns false if the fetch was given up.
 bool PrefixLoader::Keep(PrefixFetch& fetch, bool point, size_t end,
                         PrefixPart part) {
   const MutexLock lock(fetch.mutex_);
@@ -417,8 +420,8 @@ bool PrefixLoader::Keep(PrefixFetch& fetch, bool point, size_t end,
   return true;
 }
 
-// Loads what RAM, which has pages up to `begin`, lacks for going on at
-// `position`. False if a piece is missing.
+// Loads what RAM, which has pages up to `begin`, lacks for resuming at
+// `position`. Returns false if an object is missing.
 bool PrefixLoader::TryPoint(Hand& hand, PrefixFetch& fetch,
                             const ObjectChain& chain, size_t position,
                             size_t begin) {
@@ -466,7 +469,7 @@ bool PrefixLoader::TryPoint(Hand& hand, PrefixFetch& fetch,
     if (!Keep(fetch, true, position, std::move(point))) return false;
     point = {layout, {}, tier};
   }
-  // Leaf first, some at a time.
+  // Leaf first, several at a time.
   std::vector<PrefixEntry> entries(pages - begin / kPageTokens);
   for (size_t i = 0; i < entries.size(); ++i) {
     entries[i].end = begin + (i + 1) * kPageTokens;
@@ -513,7 +516,8 @@ bool PrefixLoader::TryPoint(Hand& hand, PrefixFetch& fetch,
 bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
                           size_t& freed) {
   std::vector<std::shared_ptr<PrefixFetch>> fetches;
-  if (process_.InChild()) return false;  // a thread that is gone may lock one
+  // a thread that is gone may hold its lock
+  if (process_.InChild()) return false;
   {
     const MutexLock lock(mutex_);
     for (const auto& weak : fetches_) {
@@ -550,7 +554,7 @@ bool PrefixLoader::GiveUp(const BlockOwner* owner, size_t bytes,
 void PrefixLoader::Close(Clock::time_point until) {
   if (process_.InChild()) return;
   std::deque<std::shared_ptr<PrefixFetch>> left;
-  std::list<Hand>* hands = nullptr;  // none comes and none goes from now on
+  std::list<Hand>* hands = nullptr;  // the list does not change from now on
   {
     const MutexLock lock(mutex_);
     closing_ = true;

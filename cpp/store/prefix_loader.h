@@ -23,21 +23,21 @@
 
 namespace gkv {
 
-// What is asked of the tiers below RAM.
+// A question to the tiers below RAM.
 struct PrefixRequest {
   PrefixId id;
   std::shared_ptr<const KvLayout> layout;
   std::shared_ptr<BlockPool> pool;  // for copies
   std::vector<int32_t> tokens;
-  size_t limit = 0;  // at most so many of them
+  size_t limit = 0;  // the answer covers at most so many tokens
   std::vector<int32_t> turn_ends;
   std::vector<size_t> boundaries;
-  size_t start = 0;               // where computing would begin without it
+  size_t start = 0;  // where computing would begin without an answer
   double seconds = 0;             // to compute a token
-  std::function<void()> on_done;  // on a thread of the loader's
+  std::function<void()> on_done;  // called on a thread of the loader
 };
 
-// One request on its way. Thread-safe.
+// One request to the tiers. Thread-safe.
 class PrefixFetch {
  public:
   using Clock = std::chrono::steady_clock;
@@ -49,19 +49,19 @@ class PrefixFetch {
   PrefixFetch(const PrefixFetch&) = delete;
 
   bool done() const { return done_.load(std::memory_order_acquire); }
-  // Later whenever a tier has answered.
+  // Moves later whenever a tier has answered.
   Clock::time_point deadline() const { return deadline_.load(); }
-  // Whether there is something to wait for.
+  // Whether waiting for it makes sense.
   bool pending() const { return !done() && Clock::now() < deadline(); }
-  // Nobody waits for it any more.
+  // Says that nobody waits for it any more.
   void Abandon() { abandoned_.store(true); }
-  // Until it is done or its time is over.
+  // Waits until it is done or its time is over.
   void Wait();
 
-  // Pages one after the other, and the resume point behind them. Empty if there
-  // is nothing, or it was given up since.
+  // Returns consecutive pages, and the resume point after them. Empty if there
+  // is nothing, or if it was given up for a full pool.
   PrefixNews Take();
-  // It was there, and is as quick to compute.
+  // Whether a tier has the prefix, but computing it is as quick.
   bool cheaper() const { return cheaper_.load(); }
 
  private:
@@ -83,10 +83,10 @@ class PrefixFetch {
 };
 
 struct PrefixTierStats {
-  uint64_t loads = 0;     // objects that it gave and that were right
-  uint64_t damaged = 0;   // that were not
-  uint64_t timeouts = 0;  // fetches that were left while it was asked
-  double latency = 0;     // seconds of a question, lately; 0: not known
+  uint64_t loads = 0;     // sound objects that it gave
+  uint64_t damaged = 0;   // objects that were not sound
+  uint64_t timeouts = 0;  // calls that were given up
+  double latency = 0;     // seconds of a call, lately; 0: not known
   double rate = 0;        // bytes a second, lately; 0: not known
 };
 
@@ -95,41 +95,50 @@ struct PrefixLoaderStats {
   uint64_t hits = 0;
   uint64_t timeouts = 0;
   uint64_t cheaper = 0;
-  uint64_t failed = 0;  // for want of memory
+  uint64_t failed = 0;  // without memory
   std::vector<PrefixTierStats> tiers;
 };
 
 // Asks the tiers below RAM for the longest resume point, checks every object
-// against what it must be, and takes them into the index. Two workers do that
-// at a time; another one takes the place of one that a tier does not answer.
-// Thread-safe. No lock is held while a tier is asked. In a child of fork() no
-// tier is.
+// against what it must be, and takes the objects into the index. Two workers do
+// that at a time. If a tier does not answer a worker, another worker takes its
+// place, and the tier is not asked until it has answered, and for some time
+// after that.
+//
+// Fetch queues a question. Workers take questions from the queue (RunFetches),
+// those that begin alike one after the other. Finish says in the PrefixFetch
+// that the question is answered. TimedOut gives a question up. Thread-safe:
+// mutex_ guards the queue, the workers and the times of tiers, and each
+// PrefixFetch has a mutex for what was found; no lock is held while a tier is
+// called. In a child of fork() no tier is called.
 class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
  public:
   using Clock = PrefixFetch::Clock;
 
-  // `names` are those of the tiers; one may take `time_out` to answer.
+  // `names` are those of the tiers. A tier may take `time_out` to answer.
   PrefixLoader(std::shared_ptr<PrefixIndex> index, PrefixTiers tiers,
                std::vector<PrefixTier> names,
                std::shared_ptr<PrefixWriter> writer,
                std::chrono::milliseconds time_out, bool weighs);
   PrefixLoader(const PrefixLoader&) = delete;
 
-  // Null if there is no tier to ask now. Throws std::bad_alloc,
-  // std::system_error.
+  // Queues a question. Returns null if there is no tier to ask now. Throws
+  // std::bad_alloc, std::system_error.
   std::shared_ptr<PrefixFetch> Fetch(PrefixRequest request);
-  // Leaves one that is not done at its deadline. Its tier is asked no more
-  // until it has answered, and some time after.
+  // Gives up a fetch that is not done at its deadline. Its tier is not asked
+  // until it has answered, and for some time after that.
   void TimedOut(PrefixFetch& fetch);
-  // As BlockHolder says: of what was fetched and nobody has taken over yet.
+  // Gives up blocks that were fetched and that nobody has taken over yet, as
+  // BlockHolder says.
   bool GiveUp(const BlockOwner* owner, size_t bytes, size_t& freed);
-  // Ends all fetches. Waits for a tier that is asked, until `until`: the thread
-  // is left then, and holds only this and its fetch. Must come before the end.
+  // Ends all fetches. Waits for calls of tiers until `until`; a thread that is
+  // still in one is left alone, and holds only the loader and its fetch. Must
+  // be called before the loader is destroyed.
   void Close(Clock::time_point until);
   PrefixLoaderStats stats() const;
 
  private:
-  // An object that was found, and checked.
+  // An object that was found and checked.
   struct Piece {
     StoredBytes object;
     ObjectHead head;
@@ -139,24 +148,24 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
     ObjectKey key;
     ObjectHead head;
   };
-  // A worker, and what it is at. Its task shares the loader, which has this.
+  // A worker and its present task, which shares the loader.
   struct Hand {
     PrefixFetch* fetch = nullptr;
     size_t calling = 0;         // tier + 1
-    Clock::time_point since{};  // it is
-    bool busy = false;          // looks for fetches, or is at one
+    Clock::time_point since{};  // when that began
+    bool busy = false;          // looks for fetches, or works on one
     bool lost = false;          // a tier does not answer it
     Worker worker;
   };
-  // One tier as it was lately.
+  // Recent times of one tier.
   struct Pace {
     PrefixTierStats stats;
-    size_t hung = 0;  // workers that were left in it
+    size_t hung = 0;  // lost workers in it
     Clock::time_point suspended_until{};
   };
 
   void Dispatch() REQUIRES(mutex_);
-  void RunQueue(Hand& hand);
+  void RunFetches(Hand& hand);
   void Finish(PrefixFetch& fetch, bool failed);
   void LeaveHung() REQUIRES(mutex_);
   std::shared_ptr<PrefixFetch> NextFetch() REQUIRES(mutex_);
@@ -182,14 +191,14 @@ class PrefixLoader : public std::enable_shared_from_this<PrefixLoader> {
 
   mutable Mutex mutex_{AtFork::kWaits};
   std::deque<std::shared_ptr<PrefixFetch>> queue_ GUARDED_BY(mutex_);
-  // That may hold blocks.
+  // The fetches that may hold blocks.
   std::vector<std::weak_ptr<PrefixFetch>> fetches_ GUARDED_BY(mutex_);
-  // Two, and those that are lost.
+  // Two workers, and the lost ones.
   std::list<Hand> hands_ GUARDED_BY(mutex_);
   std::vector<Pace> paces_ GUARDED_BY(mutex_);
   bool closing_ GUARDED_BY(mutex_) = false;
   PrefixLoaderStats stats_ GUARDED_BY(mutex_);
-  const OwnProcess process_;  // that the threads are in
+  const OwnProcess process_;  // that the threads belong to
 };
 
 }  // namespace gkv

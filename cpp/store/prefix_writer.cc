@@ -8,7 +8,8 @@
 
 namespace gkv {
 
-// What is queued. Its references count as an index's: they go when asked for.
+// A queued write. Its references to blocks count as those of an index: it gives
+// them up when asked to.
 struct PrefixWriter::Job {
   Job() = default;
   Job(const Job&) = delete;
@@ -30,7 +31,7 @@ struct PrefixWriter::Job {
               [&](const Block* block) { bytes += block->size_bytes; });
     return bytes;
   }
-  // Takes what it refers to away.
+  // Takes its references away.
   PrefixNews GiveUp() {
     CountBlocks(-1);
     given_up = true;
@@ -39,8 +40,8 @@ struct PrefixWriter::Job {
 
   PrefixAddition addition;
   size_t bytes = 0;       // as counted in the queue
-  bool given_up = false;  // what is not written yet is not to be had
-  // Or an object as it is, for the first `tiers` tiers.
+  bool given_up = false;  // the blocks are gone
+  // Or an encoded object for the first `tiers` tiers.
   std::optional<StoredBytes> promoted;
   ObjectKey key;
   size_t tiers = 0;
@@ -49,9 +50,9 @@ struct PrefixWriter::Job {
 struct PrefixWriter::Item {
   ObjectKey key;
   ObjectHead head;
-  bool of_page = false;        // of the addition's pages, else of its points
-  size_t end = 0;              // of the entry that has the blocks
-  std::vector<uint8_t> lacks;  // by tier
+  bool of_page = false;        // a page of the addition, else of a point
+  size_t end = 0;              // the end of the entry that has the blocks
+  std::vector<uint8_t> lacks;  // [tiers]
 };
 
 PrefixWriter::PrefixWriter(std::shared_ptr<PrefixIndex> index,
@@ -81,7 +82,7 @@ void PrefixWriter::Promote(const ObjectKey& key, StoredBytes object,
 
 void PrefixWriter::Enqueue(std::unique_ptr<Job> job) {
   job->bytes = job->Bytes();
-  std::vector<std::unique_ptr<Job>> victims;  // destroyed behind the lock
+  std::vector<std::unique_ptr<Job>> victims;  // destroyed after the unlock
   {
     const MutexLock lock(mutex_);
     if (closed_ || worker_.in_child()) return;
@@ -102,7 +103,7 @@ void PrefixWriter::Enqueue(std::unique_ptr<Job> job) {
   }
 }
 
-// The newest stays, however large.
+// Drops the oldest jobs. The newest stays, however large.
 void PrefixWriter::MakeRoom(std::vector<std::unique_ptr<Job>>& victims) {
   while (stats_.queued_bytes > max_bytes_ && queue_.size() > 1) {
     victims.push_back(std::move(queue_.front()));
@@ -113,7 +114,7 @@ void PrefixWriter::MakeRoom(std::vector<std::unique_ptr<Job>>& victims) {
   }
 }
 
-// Writes until nothing is queued.
+// Writes until the queue is empty.
 void PrefixWriter::WriteQueue() {
   MutexLock lock(mutex_);
   while (!queue_.empty()) {
@@ -127,13 +128,13 @@ void PrefixWriter::WriteQueue() {
     try {
       Run(*job);
     } catch (const std::exception&) {
-      failed = true;  // it may be had from memory again, or computed
+      failed = true;  // RAM may still have it, or it is computed
     }
     lock.Lock();
     current_ = nullptr;
     ++ended_;
     stats_.failed += failed;
-    // Nobody gives up what it has now.
+    // The job's references are destroyed without the lock: GiveUp waits for it.
     encoding_ = true;
     lock.Unlock();
     job.reset();
@@ -164,7 +165,7 @@ void PrefixWriter::Run(Job& job) {
     }
   }
   FindMissing(job, items);
-  // Where a page ends that is nowhere.
+  // The end of the first page that is nowhere.
   size_t broken = std::numeric_limits<size_t>::max();
   uint64_t dropped = 0;
   for (const Item& item : items) {
@@ -179,19 +180,20 @@ void PrefixWriter::Run(Job& job) {
       continue;
     }
     ++dropped;
-    // Nobody could use what hangs on it.
+    // Without the page, nobody could use what hangs on it.
     if (item.of_page) broken = std::min<size_t>(broken, item.head.end);
   }
   const MutexLock lock(mutex_);
-  if (!left_) stats_.dropped += dropped;  // else they were counted
+  if (!left_) stats_.dropped += dropped;  // else Close has counted them
 }
 
-// In the order of writing. Refers to the job's entries by where they end.
+// Returns the objects of a job in the order of writing. They refer to the job's
+// entries by their ends.
 std::vector<PrefixWriter::Item> PrefixWriter::ItemsOf(
     const Job& job, const ObjectChain& chain) {
   std::vector<Item> items;
   const KvLayout& layout = *job.addition.layout;
-  // What the job refers to may be given up meanwhile.
+  // The blocks may be given up meanwhile.
   const MutexLock lock(mutex_);
   const PrefixNews& news = job.addition.news;
   size_t pages = news.pages.empty() ? 0 : news.pages.back().end / kPageTokens;
@@ -233,7 +235,7 @@ std::vector<PrefixWriter::Item> PrefixWriter::ItemsOf(
   return items;
 }
 
-// Pages that a tier lost, or never got, and the index has.
+// Adds to the job pages that a tier lacks and the index has.
 void PrefixWriter::FindMissing(Job& job, std::span<const Item> items) {
   size_t end = 0;
   const auto lacks = [](const Item& item) {
@@ -287,7 +289,7 @@ void PrefixWriter::FindMissing(Job& job, std::span<const Item> items) {
   changed_.NotifyAll();
 }
 
-// Nothing if its blocks were given up.
+// Returns the bytes of an object; none if its blocks were given up.
 std::optional<StoredBytes> PrefixWriter::Encode(Job& job, const Item& item) {
   PrefixPart part;
   {
@@ -329,7 +331,7 @@ void PrefixWriter::Put(const ObjectKey& key, const StoredBytes& object,
 
 bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
                           size_t& freed) {
-  std::vector<PrefixNews> victims;  // destroyed behind the lock
+  std::vector<PrefixNews> victims;  // destroyed after the unlock
   bool any = false;
   size_t given = 0;
   const auto holds = [&](const Job& job) {
@@ -341,7 +343,7 @@ bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
   };
   {
     MutexLock lock(mutex_);
-    // In a child of fork() there is nobody who encodes, or will write.
+    // In a child of fork() nobody encodes or writes.
     while (encoding_ && !worker_.in_child()) changed_.Wait(lock);
     const auto take = [&](Job& job) {
       any = true;
@@ -361,7 +363,7 @@ bool PrefixWriter::GiveUp(const BlockOwner* owner, size_t bytes,
       take(**job);
       job = queue_.erase(job);
     }
-    // What the thread is at is the last to go; the thread counts it.
+    // The present job is the last to go; the worker counts it.
     if (given < bytes && current_ != nullptr && holds(*current_)) {
       take(*current_);
     }

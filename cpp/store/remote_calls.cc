@@ -30,7 +30,7 @@ struct RemoteCalls::State {
   Mutex mutex{AtFork::kWaits};
   Condition changed{mutex};
   Breaker read GUARDED_BY(mutex), write GUARDED_BY(mutex);
-  // Abandoned, and not yet longer in their step than the time-out.
+  // Abandoned calls that are in their step for less than the time-out.
   std::vector<std::shared_ptr<Call>> late GUARDED_BY(mutex);
   std::shared_ptr<Call> probing GUARDED_BY(mutex);
   RemoteCallStats stats GUARDED_BY(mutex);
@@ -58,7 +58,7 @@ struct RemoteCalls::State {
     return now >= call.step_began_ + options.timeout;
   }
 
-  // What abandoned calls and probes turned out to be meanwhile.
+  // Opens breakers for abandoned calls and probes that are overdue by now.
   void Judge(Clock::time_point now) REQUIRES(mutex) {
     const auto overdue =
         std::partition(late.begin(), late.end(),
@@ -68,7 +68,7 @@ struct RemoteCalls::State {
       TripBoth(now);
     }
     if (probing && Overdue(*probing, now)) {
-      probing.reset();  // its thread may go on, and says nothing any more
+      probing.reset();  // its thread may go on, but no longer counts
       Trip(read, now);
     }
   }
@@ -87,7 +87,7 @@ struct RemoteCalls::State {
     return !write.trial && now >= write.retry_at;
   }
 
-  // The thread of `call` is at its end.
+  // Called at the end of the thread of `call`.
   void End(const std::shared_ptr<Call>& call,
            const std::optional<std::string>& error) {
     const MutexLock lock(mutex);
@@ -147,7 +147,7 @@ void RemoteCalls::Launch(const std::shared_ptr<State>& state,
       } catch (const std::exception& e) {
         error = e.what();
       }
-      work = nullptr;  // while whoever waits still does
+      work = nullptr;  // destroyed while the caller still waits
       state->End(call, error);
     });
   } catch (...) {
@@ -204,7 +204,7 @@ bool RemoteCalls::Run(Side side, Work work) {
   ++state.stats.timeouts;
   state.late.push_back(call);
   state.Judge(Clock::now());
-  state.changed.NotifyAll();  // who waits for a thread need not any more
+  state.changed.NotifyAll();  // wakes callers that wait for a thread
   return false;
 }
 

@@ -12,17 +12,18 @@
 namespace gkv {
 
 struct RemoteCallOptions {
-  // What a caller waits for at most.
+  // The longest wait of a caller.
   std::chrono::nanoseconds timeout = std::chrono::seconds(1);
-  // Between a failure and the next attempt: doubled by each further one.
+  // The pause between a failure and the next attempt; each further failure
+  // doubles it.
   std::chrono::nanoseconds first_backoff = std::chrono::milliseconds(500);
   std::chrono::nanoseconds longest_backoff = std::chrono::seconds(60);
-  // Calls at a time, those included that nobody waits for any more.
+  // The most calls at a time, including those that nobody waits for any more.
   size_t max_calls = 8;
 };
 
 struct RemoteCallStats {
-  uint64_t calls = 0;     // begun; probes are none
+  uint64_t calls = 0;     // without probes
   uint64_t failures = 0;  // calls that threw
   uint64_t timeouts = 0;  // calls that were abandoned
   uint64_t refused = 0;   // calls not begun: open, or all threads in use
@@ -33,27 +34,30 @@ struct RemoteCallStats {
   std::string last_error;
 };
 
-// Calls of something that may be slow, dead or hanging, each on a thread of its
-// own, which is abandoned when it is late: its work then finds that out at its
-// next Step and ends. Work owns all that it touches.
+// Runs calls of a remote that may be slow, dead or hanging, each on a thread of
+// its own. A late call is abandoned: its work learns that at its next Step and
+// ends. Work owns all that it touches.
 //
-// Two circuit breakers, for reading and writing. A failure opens that of its
-// side, a late call both: calls are refused at once. An open one for reading
-// closes when a probe succeeds, which runs beside callers when one comes by
-// after the back-off; an open one for writing lets one call through then. While
-// an abandoned call has not had the time-out for its own step yet, all calls
-// are refused. Thread-safe. May be destroyed while abandoned calls run.
+// There are two circuit breakers, for reading and for writing. A failure opens
+// the breaker of its side, a late call both. While the one for reading is open,
+// all calls are refused at once; while the one for writing is, those that write
+// are. After the back-off, a call that comes starts a probe beside it, and the
+// breaker for reading closes if the probe succeeds; the breaker for writing
+// lets one call through. While an abandoned call is in its own step for less
+// than the time-out, all calls are refused. Thread-safe. May be destroyed while
+// abandoned calls run.
 class RemoteCalls {
  public:
   enum class Side { kRead, kWrite };
   class Call;
-  // Throws a std::exception for what fails.
+  // Throws a std::exception if it fails.
   using Work = std::function<void(Call&)>;
 
   RemoteCalls(const RemoteCallOptions& options, Work probe);
 
-  // Whether `work` came to its end without throwing and within the time-out: a
-  // time-out for all of it for reading, for each of its steps for writing.
+  // Runs `work`. Returns whether it ended without throwing and within the
+  // time-out, which is for all of it for reading, and for each of its steps for
+  // writing.
   bool Run(Side side, Work work);
 
   RemoteCallStats stats() const;
@@ -66,11 +70,11 @@ class RemoteCalls {
   std::shared_ptr<State> state_;
 };
 
-// One piece of work, as the work sees it.
+// A call, as its work sees it.
 class RemoteCalls::Call {
  public:
-  // Before each thing that may hang: false if nobody waits any more, then the
-  // work should end.
+  // The work calls this before each thing that may hang. Returns false if
+  // nobody waits any more: the work should end.
   bool Step();
 
  private:

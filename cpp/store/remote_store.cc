@@ -24,11 +24,11 @@ constexpr uint32_t kVersion = 1;
 constexpr uint32_t kSigned = 1;
 constexpr size_t kPlainHeaderBytes = 24;
 constexpr std::string_view kPrefix = "gkv1:";
-// What one call of the client moves, as far as that is known before.
+// The most bytes of one call of the client, as far as sizes are known.
 constexpr size_t kBatchBytes = 4 * kRemoteChunkBytes;
 constexpr size_t kFirstBatch = 4;
 constexpr size_t kMaxBatch = 16;
-// Objects that are put together at the same time.
+// Limits of the objects that are assembled at the same time.
 constexpr size_t kPartialBytes = size_t{64} << 20;
 constexpr size_t kChunksAsked = 16;
 constexpr size_t kMaxRewrites = 1024;
@@ -45,7 +45,7 @@ Digest KeyOf(std::string_view label, std::span<const uint8_t> secret) {
   return digest;
 }
 
-// Takes the same time whatever differs.
+// Compares in constant time.
 bool Equal(std::span<const uint8_t> a, std::span<const uint8_t> b) {
   assert(a.size() == b.size());
   volatile uint8_t difference = 0;
@@ -66,7 +66,7 @@ std::string ChunkKey(const std::string& key, size_t chunk) {
   return chunk == 0 ? key : StrCat(key, ":", chunk);
 }
 
-// What the threads of calls share.
+// State that the threads of calls share.
 struct Shared {
   std::shared_ptr<RemoteClient> client;
   bool is_signed = false;
@@ -75,9 +75,9 @@ struct Shared {
   uint64_t max_object_bytes = 0;
 
   Mutex mutex{AtFork::kWaits};
-  // Found damaged, or in part: the next Put writes these whatever is there, and
-  // they are not there until then. True: their reader found it, so that they
-  // would look sound again.
+  // Objects that were found damaged or incomplete: they count as absent, and
+  // the next Put writes them whatever is there. True: their reader found the
+  // damage, and to the store they would look sound again.
   std::map<ObjectName, bool> rewrites GUARDED_BY(mutex);
 
   size_t header_bytes() const {
@@ -86,7 +86,7 @@ struct Shared {
   ObjectName Name(const Address& address) const {
     return NameOf(address, name_key);
   }
-  // Of all keys of a salt.
+  // The prefix of all keys of a salt.
   std::string SaltPrefix(const Address& salt) const {
     return StrCat(kPrefix, Name(salt).Hex().substr(0, 16), ":");
   }
@@ -139,7 +139,8 @@ struct Shared {
   }
 };
 
-// One Load, on the thread of its call. What is whole is handed over at once.
+// One Load, on the thread of its call. Each object is handed over as soon as it
+// is whole.
 class Fetch {
  public:
   struct Result {
@@ -179,7 +180,7 @@ class Fetch {
     }
   }
 
-  // What is there by now.
+  // Returns the objects that are there by now.
   Result Take() {
     const MutexLock lock(mutex_);
     return std::move(result_);
@@ -236,7 +237,7 @@ class Fetch {
     partial.first = {};
   }
 
-  // Gets the other chunks. False if nobody waits any more.
+  // Gets the other chunks. Returns false if nobody waits any more.
   bool Complete(Call& call, std::vector<Partial>& partials) {
     for (size_t begin = 0; begin < partials.size();) {
       size_t end = begin;
@@ -327,8 +328,8 @@ class Fetch {
   Result result_ GUARDED_BY(mutex_);
 };
 
-// One Put, on the thread of its call: the first chunk last. False if the object
-// was there as a whole.
+// Writes an object, on the thread of its call: the first chunk last. Returns
+// false if the whole object was there.
 bool Write(Call& call, Shared& shared, const ObjectName& name,
            const std::string& key, const StoredBytes& object) {
   const size_t header_bytes = shared.header_bytes();
@@ -409,7 +410,7 @@ class Store final : public RemoteStore {
       const auto work = [shared = shared_, answer](Call&) {
         answer->found = shared->Has(answer->keys);
       };
-      // Only what came in time may be read.
+      // Only a call that ended in time may be read.
       if (!calls_.Run(RemoteCalls::Side::kRead, work)) return;
       for (size_t i = 0; i < keys.size(); ++i) {
         found[i] = answer->found[i] &&
@@ -495,7 +496,7 @@ class Store final : public RemoteStore {
   RemoteCallStats call_stats() const override { return calls_.stats(); }
 
  private:
-  // How many chunks a value has stands in the value alone.
+  // Deletes values. Only a value itself says how many chunks it has.
   static void Delete(Call& call, Shared& shared,
                      const std::vector<std::string>& firsts) {
     if (firsts.empty() || !call.Step()) return;
@@ -519,7 +520,7 @@ class Store final : public RemoteStore {
     }
   }
 
-  // Where nothing may be thrown: no memory for the question is no answer.
+  // For functions that may not throw: no memory for the question is no answer.
   template <typename Do>
   static void Quietly(const Do& what) noexcept {
     try {

@@ -14,7 +14,7 @@
 
 namespace gkv {
 
-// Bytes of a value, and who keeps them.
+// The bytes of a value, and their owner.
 struct RemoteValue {
   std::span<const uint8_t> bytes;
   std::shared_ptr<const void> owner;
@@ -25,20 +25,20 @@ struct RemoteItem {
   RemoteValue value;
 };
 
-// A store of bytes by keys. Called by several threads at once, each of them the
-// store's own. Throws a std::exception for what fails, a wrong number of
-// results included.
+// A store of bytes by keys. Called by several threads of the RemoteStore at
+// once. Throws a std::exception for a failure, including a wrong number of
+// results.
 class RemoteClient {
  public:
   virtual ~RemoteClient() = default;
-  // Parallel to `keys`; none where a key is absent.
+  // Returns values parallel to `keys`; none for a key that is absent.
   virtual std::vector<std::optional<RemoteValue>> GetMany(
       std::span<const std::string> keys) = 0;
   virtual void PutMany(std::span<const RemoteItem> items) = 0;
   // Parallel to `keys`.
   virtual std::vector<bool> HasMany(std::span<const std::string> keys) = 0;
 
-  // A client may be without these: then they do nothing.
+  // A client may lack these functions: then they do nothing.
   virtual void DeleteMany(std::span<const std::string> keys) = 0;
   // Deletes some of the keys that begin with `prefix`; false if none is left.
   virtual bool DeleteSome(const std::string& prefix) = 0;
@@ -47,20 +47,20 @@ class RemoteClient {
 };
 
 struct RemoteOptions {
-  // Signs values and names them; empty: unsigned values, whose writers must be
-  // trusted.
+  // The key that signs values and makes their names; empty: values are not
+  // signed, and their writers must be trusted.
   std::vector<uint8_t> secret;
   RemoteCallOptions calls;
   uint64_t max_object_bytes = uint64_t{1} << 30;
 };
 
-// Values are cut into pieces of that size.
+// Values are cut into pieces of this size.
 inline constexpr size_t kRemoteChunkBytes = size_t{4} << 20;
 
-// Objects as remote values: docs/block-store-format.md. A call takes at most
-// the time-out, a Put one for each 16 MiB that it writes; what is late, fails
-// or is not what was written is a miss, and while the remote is dead so is all,
-// at once. entries, bytes and evictions are not known: 0.
+// Stores objects as remote values: docs/block-store-format.md. A call takes at
+// most the time-out, a Put one time-out for each 16 MiB that it writes. What is
+// late, fails, or is not what was written is a miss; while the remote is dead,
+// every call is one at once. entries, bytes and evictions are not known: 0.
 class RemoteStore : public BlockStore {
  public:
   std::string_view tier() const override { return "remote"; }

@@ -15,11 +15,12 @@ class Error : public std::runtime_error {
  public:
   explicit Error(std::string_view message);
 
-  // The same error with more to say: `more` follows its message.
+  // Returns the same error with `more` after its message.
   virtual std::exception_ptr Continued(std::string_view more) const;
 };
 
-// Base of each kind of error but Error itself: Continued() keeps the kind.
+// The base of each kind of error except Error itself: Continued() keeps the
+// kind.
 template <class Kind>
 class ErrorOf : public Error {
  public:
@@ -40,7 +41,7 @@ class IoError : public Error {
   // `error_number` is an errno value, or 0 if none applies.
   IoError(std::string_view message, int error_number, std::string path)
       : Error(message), error_number_(error_number), path_(std::move(path)) {}
-  // The system's own words for what happened at `path`.
+  // Takes the system's words for the error at `path`.
   IoError(std::string path, int error_number);
   int error_number() const { return error_number_; }
   const std::string& path() const { return path_; }
@@ -66,12 +67,13 @@ class CacheFull : public ErrorOf<CacheFull> {
   using ErrorOf::ErrorOf;
 };
 
-// A conversation is in use by something that waits for its reader.
+// A call would wait for something that may never come: the conversation's
+// request waits for its reader, or the call comes from inside a step.
 class Busy : public ErrorOf<Busy> {
   using ErrorOf::ErrorOf;
 };
 
-// More is asked for at once than somebody has allowed for.
+// More requests would wait than allowed.
 class QueueFull : public ErrorOf<QueueFull> {
   using ErrorOf::ErrorOf;
 };

@@ -7,8 +7,8 @@
 
 namespace gkv {
 
-// 128-bit content hash: identity of weights, configurations and sealed blocks,
-// and checksum of stored bytes. Not cryptographic.
+// A 128-bit content hash: the identity of weights, configurations and sealed
+// blocks, and the checksum of stored bytes. Not cryptographic.
 struct Hash128 {
   uint64_t low = 0;
   uint64_t high = 0;

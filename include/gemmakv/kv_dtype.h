@@ -6,15 +6,15 @@
 
 namespace gkv {
 
-// How keys and values are stored. The stored bytes are what attention reads,
-// for tokens of the running step too.
+// The storage format of keys and values. Attention reads the stored bytes, even
+// for tokens of the running step.
 enum class KvDtype : uint32_t {
   kF32 = 0,
   kBF16 = 1,
   kInt8 = 2,  // one f32 scale per 32 values within a head
 };
 
-// Bytes of one stored number, without scales.
+// Returns the bytes of one stored number, without scales.
 constexpr size_t ElementBytes(KvDtype dtype) {
   return dtype == KvDtype::kF32 ? 4 : dtype == KvDtype::kBF16 ? 2 : 1;
 }

@@ -21,25 +21,26 @@ class BlockPool;
 
 // May change one row of logits [vocab_size] before a token is drawn from it,
 // given all tokens of the conversation so far. Called on any thread, once for
-// each token of a request in their order; what it throws fails the request. It
-// must not use the model.
+// each token of a request, in order. An exception fails the request. It must
+// not use the model.
 using LogitsProcessor = std::function<void(std::span<const int32_t> token_ids,
                                            std::span<float> logits)>;
 
-// How a request uses the prefix cache of its model, where that has one.
+// How a request uses the prefix cache of its model, if that has one.
 enum class PrefixMode {
   kOff,
-  kRead,   // takes over what is known
-  kWrite,  // leaves what it computes
+  kRead,   // takes over known prefixes
+  kWrite,  // publishes what it computes
   kOn,     // both
 };
 
-// Where the guesses come from that steps of a request check along with its next
-// token. Its result depends on none of it, but for the time that it takes.
+// The source of guesses, which steps check along with the next token
+// (speculative decoding). The source changes nothing of the result but the time
+// that it takes.
 enum class Speculate {
   kOff,
-  kLookup,  // what followed the last tokens where they stood before, in the
-            // conversation or in what others of its tenant said; the default
+  kLookup,  // what followed earlier occurrences of the last tokens, in the
+            // conversation or in other texts of its tenant; the default
   kDraft,   // a draft model, see Gemma::WithDraft
 };
 
@@ -73,88 +74,87 @@ struct GenerateOptions {
   LogitsProcessor logits_processor;  // slow: copies, and needs all logits
   std::optional<double> deadline;    // seconds from the call, >= 0; it ends
                                      // then, with what it has
-  // As `stop`, for a reply that is given without the white space that it begins
-  // with: none of them begins there.
+  // As `stop`, for a reply that is shown without the white space that it begins
+  // with: no stop string begins there.
   std::vector<std::string> reply_stop;
 
   bool WantsLogprobs() const { return logprobs || top_logprobs > 0; }
-  // Throws InvalidArgument naming the option, what it is and what it may be.
+  // Throws InvalidArgument that names the option, its value and what it may be.
   void Validate(size_t vocab_size) const;
 };
 
-// What a conversation may hold.
+// Limits and formats of a conversation.
 struct CacheOptions {
   size_t capacity_tokens = 0;  // 0: the model's context length
   KvDtype kv_dtype = KvDtype::kBF16;
   size_t block_tokens = 64;  // power of two, 16..128
-  // What all checkpoints of the conversation may hold. Default: four times
-  // what one checkpoint holds. 0: none.
+  // The most bytes that all checkpoints of the conversation hold. Default: four
+  // times what one checkpoint holds. 0: none.
   std::optional<size_t> checkpoint_bytes = std::nullopt;
   std::shared_ptr<BlockPool> pool = nullptr;  // null: one without a budget
 };
 
-// What of a text's hidden states, behind the final norm, its vector is.
+// How a text's vector is made of its hidden states after the final norm.
 enum class Pooling {
-  kModel,  // what the model is trained for; none of models that generate
-  kMean,   // of models that generate: the mean over all positions
-  kLast,   // the same: that of the last position
+  kModel,  // as the model was trained; not for models that generate
+  kMean,   // for models that generate: the mean over all positions
+  kLast,   // for models that generate: the last position
 };
 
-// What vectors of texts are asked for.
+// Options of Gemma::Embed.
 struct EmbedOptions {
-  size_t dim = 0;  // of EmbeddingDims; 0: the whole vector
+  size_t dim = 0;  // one of EmbeddingDims; 0: the full length
   Pooling pooling = Pooling::kModel;
 };
 
-// Called now and then from the loading thread with bytes done and in total. An
-// exception that it throws ends the load.
+// Called now and then on the loading thread with the bytes done and in total.
+// An exception ends the load.
 using LoadProgress = std::function<void(size_t done, size_t total)>;
 
-// What the scheduler of a model may take on. Results depend on none of it.
+// Limits of a model's scheduler. Results do not depend on them.
 struct SchedulerOptions {
-  // Rows that one step takes at most, >= 2; more only for a span that must not
-  // be cut.
+  // The most rows of one step, >= 2; more only for a span that must not be cut.
   size_t step_rows = 128;
-  // Prefill rows that join a step that also decodes: bounds how long a running
-  // conversation waits for its next token while others read long prompts.
+  // The most prefill rows of a step that also decodes: bounds how long a
+  // running conversation waits for its next token while others read long
+  // prompts.
   size_t prefill_rows_while_decoding = 64;
-  // Rows of logits that one step computes at most, >= 2: bounds the extra
-  // memory.
+  // The most rows of logits of one step, >= 2: bounds the extra memory.
   size_t logits_rows = 32;
-  // Guesses of a drafter that one step takes for a sequence at most; at most
-  // three quarters of logits_rows, less one. No more either than leave a
-  // quarter of step_rows to prompts.
+  // The most guesses that one step takes for a sequence; at most three quarters
+  // of logits_rows, less one. Nor more than leave a quarter of step_rows to
+  // prompts.
   size_t max_guesses = 15;
-  // Guesses are made whether they pay or not: for tests, and to measure them.
+  // Makes guesses whether they pay or not: for tests, and to measure them.
   bool always_guess = false;
-  // What keys and values of a draft model may take, those of conversations that
-  // may come back among them. A conversation that finds no room is generated
-  // without its guesses. 0: no limit.
+  // The most bytes of keys and values of a draft model, including those of
+  // conversations that may come back. A conversation that finds no room has no
+  // guesses. 0: no limit.
   size_t draft_cache_bytes = size_t{512} << 20;
-  // Requests that run at the same time; those that wait for their readers do
-  // not count. The others wait, the first come first.
+  // The most requests that run at the same time, not counting those that wait
+  // for their readers. The others wait, first come, first served.
   size_t max_running = 256;
-  // Requests beyond max_running that are taken on; more are refused with
+  // The most requests that wait beyond max_running; more are refused with
   // QueueFull.
   size_t max_queued = std::numeric_limits<size_t>::max() / 2;
 
-  // Throws InvalidArgument naming the option, what it is and what it may be.
+  // Throws InvalidArgument that names the option, its value and what it may be.
   void Validate() const;
 };
 
 // How a model is loaded.
 struct LoadOptions {
   size_t threads = 0;  // 0: the processors that this process may use
-  // Each thread stays on a processor of its own: one on each core first, NUMA
+  // Each thread stays on a processor of its own: first one on each core, NUMA
   // node after node. More threads than processors are InvalidArgument. See
   // Gemma::placement.
   bool pin_threads = false;
   LoadProgress progress;
-  // Type that float matrices are quantized to while they are loaded: Q8_0,
+  // The type to which float matrices are quantized while they are loaded: Q8_0,
   // Q5_0, Q4_0 or BF16.
   std::optional<TensorType> quantize;
-  // Folder for files of packed weights, which a later load maps; empty: weights
-  // are packed into this process's memory.
+  // The folder for files of packed weights, which a later load maps; empty:
+  // weights are packed into this process's memory.
   std::string packed_folder;
   SchedulerOptions scheduler;
   // Whether steps are timed part by part, see Gemma::profile.

@@ -7,7 +7,7 @@
 
 namespace gkv {
 
-// What a step of a model spends its time on.
+// The parts of a step.
 enum class StepPart {
   kPlanning,            // choosing rows, blocks for them; telling requests
   kDrafting,            // guessing tokens, all that a draft model does
@@ -18,7 +18,7 @@ enum class StepPart {
   kQkv,                 // products that make queries, keys and values
   kRope,                // norms and rotation of heads, storing keys and values
   kAttention,           // of queries with keys and values, in 8 bits
-  kAttentionOutput,     // products behind attention, or behind a recurrence
+  kAttentionOutput,     // products after attention, or after a recurrence
   kGateUp,              // first products of feed-forward, what follows them
   kActivation,          // the latter, where it needs whole rows
   kDown,                // the last product of feed-forward
@@ -27,13 +27,13 @@ enum class StepPart {
   kPerLayerEmbeddings,  // products of embeddings that each layer has
   kRecurrence,          // of recurrent layers, with its products
   kAltUp,               // products of parallel streams and of LAuReL
-  kHead,                // products with the output matrix, or behind embeddings
+  kHead,                // products with the output matrix, or after embeddings
   kSampling,            // drawing tokens, log-probabilities
   kJoins,               // starting threads on a parallel loop, waiting for them
 };
 inline constexpr size_t kStepParts = 21;
 
-// The same, as metrics and tables name them.
+// Their names in metrics and tables.
 inline constexpr std::array<std::string_view, kStepParts> kStepPartNames = {
     "planning",  "drafting",         "masks",   "checks",
     "embedding", "norms",            "qkv",     "rope",
@@ -42,7 +42,7 @@ inline constexpr std::array<std::string_view, kStepParts> kStepPartNames = {
     "recurrence", "altup",           "head",    "sampling",
     "joins"};
 
-// What a step does: its time per row differs much.
+// The kinds of steps: their times per row differ much.
 enum class StepPhase {
   kPrefill,    // reads prompts alone
   kDecode,     // goes on with conversations alone
@@ -53,20 +53,21 @@ inline constexpr size_t kStepPhases = 4;
 inline constexpr std::array<std::string_view, kStepPhases> kStepPhaseNames = {
     "prefill", "decode", "mixed", "embedding"};
 
-// Where the time of steps went, as the thread saw it that drives them: its own
-// share of the work of all threads, and waiting for the others.
+// The time of steps as seen by the thread that drives them: its own share of
+// the work of all threads, and its waits for the others.
 struct PhaseProfile {
   size_t steps = 0;
   size_t rows = 0;   // positions computed
   size_t loops = 0;  // parallel loops that several threads took part in
-  // From planning a step to delivering its tokens; not what lies between steps.
+  // From planning a step to delivering its tokens, without the time between
+  // steps.
   double seconds = 0;
   std::array<double, kStepParts> part_s = {};  // by StepPart; sums to `seconds`
-  // Of that, with no work for the other threads.
+  // The part of it without work for the other threads.
   std::array<double, kStepParts> serial_s = {};
 };
 
-// What a model's steps took since it was loaded.
+// The time of a model's steps since it was loaded.
 struct StepProfile {
   std::array<PhaseProfile, kStepPhases> phases = {};  // by StepPhase
 };

@@ -28,23 +28,23 @@ struct TokenEvent {
   std::vector<TokenLogprob> top_logprobs = {};  // [options.top_logprobs]
 };
 
-// Why less of a prompt came from the prefix cache than could have.
+// Why a prompt, or the rest of it, did not come from the prefix cache.
 enum class PrefixMiss {
-  kNone,           // nothing was missed, or nobody asked
-  kDivergent,      // the first token that is not known ended it
+  kNone,           // nothing was missed, or the cache was not used
+  kDivergent,      // the first unknown token ended it
   kEvicted,        // more was known once
-  kNoResumePoint,  // all is known, but no position near to go on from
-  kCheaper,        // so little is known that it is as quick to compute it
+  kNoResumePoint,  // all is known, but there is no resume point near
+  kCheaper,        // what is known is as quick to compute
 };
 inline constexpr size_t kPrefixMisses = 5;
 
-// Where the prefix cache has what it has.
+// The tiers of the prefix cache.
 enum class PrefixTier { kRam, kShared, kDisk, kRemote };
 inline constexpr size_t kPrefixTiers = 4;
 
 // What a request took over from the prefix cache.
 struct PrefixHit {
-  // Tokens that need no computing by it, by the tier that they came from.
+  // Tokens that needed no computing, by the tier that they came from.
   size_t ram = 0;
   size_t shared = 0;
   size_t disk = 0;
@@ -76,8 +76,8 @@ struct GenerateResult {
 };
 
 struct Truncation {
-  // Tokens that the next use recomputes before it can go on: 0 if everything
-  // that the kept tokens need is still held.
+  // The number of tokens that the next use recomputes before it can go on: 0 if
+  // everything that the kept tokens need is still held.
   size_t replay_tokens = 0;
 };
 

@@ -14,10 +14,10 @@
 
 namespace gkv {
 
-// One stored tensor: a matrix of `rows` x `cols` values, row-major, rows of
-// whole blocks back to back. A vector has rows == 1. A tensor of three
+// One stored tensor: a matrix of `rows` x `cols` values, row-major; rows are
+// whole blocks, back to back. A vector has rows == 1. A tensor of three
 // dimensions is that many `parts` of equal shape, one below the other; `rows`
-// counts those of all.
+// counts the rows of all.
 struct TensorView {
   std::string name;
   TensorType type = TensorType::kF32;
@@ -35,29 +35,30 @@ inline bool HoldsExperts(std::string_view name) {
   return name.ends_with("_exps.weight");
 }
 
-// Where weights come from: a file, arrays in memory, a network store. Names
-// are those of the GGUF convention ("blk.0.attn_q.weight"); norm weights are
-// stored with the model's "+ 1" already added, as that convention has it.
-// A view's data stays valid until the end of the tensor is released, or as long
-// as the source lives.
+// The source of weights: a file, arrays in memory, a network store. Names are
+// those of the GGUF convention ("blk.0.attn_q.weight"); norm weights are stored
+// with the model's "+ 1" already added, as in that convention. The data of a
+// view stays valid until the end of the tensor is released, or else as long as
+// the source lives.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
-  // What the source is, for error messages: a path, or "tensors in memory".
+  // Returns the source's name for error messages: a path, or "tensors in
+  // memory".
   virtual std::string Description() const = 0;
   virtual std::vector<std::string> Names() const = 0;
-  // nullopt if there is no such tensor. Throws CorruptFile or InvalidArgument
-  // if there is one that cannot be represented.
+  // Returns nullopt if there is no such tensor. Throws CorruptFile or
+  // InvalidArgument if there is one that cannot be represented.
   virtual std::optional<TensorView> Find(std::string_view name) = 0;
-  // Names the bytes of all tensors without reading them: whoever settled the
-  // source and read it knows what a source of the same identity holds.
-  // nullopt: nothing but reading tells.
+  // Identifies the bytes of all tensors without reading them. If Settle() was
+  // true before the source was read, another source of the same identity has
+  // the same bytes. nullopt: only reading tells.
   virtual std::optional<Hash128> Identity() const { return std::nullopt; }
-  // Whether no byte can change from now on without another identity.
+  // Whether no byte can change from now on without changing the identity.
   virtual bool Settle() const { return false; }
-  // What keeps the bytes of a view readable when its end was released and the
-  // source is gone, such as a file's mapping. nullptr: nothing does, and
-  // whoever needs them copies them.
+  // Returns what keeps the bytes of a view readable after its end was released
+  // and the source is gone, such as a file's mapping. nullptr: nothing does,
+  // and a caller that needs them copies them.
   virtual std::shared_ptr<const void> Hold(const TensorView& view) const {
     (void)view;
     return nullptr;

@@ -7,7 +7,8 @@
 
 namespace gkv {
 
-// Storage formats of weights. Values are the type ids of the GGUF file format.
+// The storage formats of weights. Values are the type ids of the GGUF file
+// format.
 enum class TensorType : uint32_t {
   kF32 = 0,
   kF16 = 1,
@@ -41,7 +42,7 @@ inline constexpr TensorTypeInfo kTensorTypes[] = {
     {TensorType::kBF16, "BF16", 1, 2},
 };
 
-// nullptr if `id` is not supported.
+// Returns nullptr if `id` is not supported.
 constexpr const TensorTypeInfo* FindTensorType(uint32_t id) {
   for (const TensorTypeInfo& info : kTensorTypes) {
     if (static_cast<uint32_t>(info.type) == id) return &info;
@@ -60,7 +61,8 @@ constexpr bool IsFloat(TensorType type) {
          type == TensorType::kBF16;
 }
 
-// Bytes of one row of `cols` values. Requires: cols % Info(type).values == 0.
+// Returns the bytes of one row of `cols` values. Requires: cols %
+// Info(type).values == 0.
 constexpr size_t RowBytes(TensorType type, size_t cols) {
   return cols / Info(type).values * Info(type).bytes;
 }

@@ -6,7 +6,7 @@
 
 namespace gkv {
 
-// A processor as the system schedules on it: a core has one or several.
+// A processor as the system schedules on it; a core has one or several.
 struct Processor {
   int id = 0;
   int core = 0;  // the lowest id of its core's processors
@@ -15,13 +15,13 @@ struct Processor {
   bool operator==(const Processor&) const = default;
 };
 
-// Where a model's threads compute.
+// The processors of a model's threads.
 struct ThreadPlacement {
   size_t threads = 1;
   // Each thread stays on its processor; otherwise the system moves them.
   bool pinned = false;
-  // Pinned: that of each thread, in their order. Otherwise all that the calling
-  // thread may use, by ids.
+  // Pinned: the processor of each thread, in the order of threads. Otherwise
+  // all that the calling thread may use, by ids.
   std::vector<Processor> processors;
 };
 

@@ -1,6 +1,6 @@
-// Attention over a padded cache, with the kernels of the engine: a row is a
-// conversation of its own to them, whose blocks are named in the order of
-// their positions.
+// Attention over a padded cache, with the kernels of the engine. To them a row
+// is a conversation of its own, whose blocks are listed in the order of their
+// positions.
 
 #include <algorithm>
 #include <cmath>

@@ -105,7 +105,7 @@ void PaddedCache::Append(const float* k, const float* v, size_t columns,
   const WriteLock lock(mutex_);
   CheckRoom(columns, pads);
 
-  // What may fail comes first, on the side.
+  // What may fail comes first, and changes nothing.
   std::vector<std::vector<BlockRef>> fresh(shape_.batch);
   for (size_t r = 0; r < shape_.batch; ++r) {
     Row& row = rows_[r];
@@ -126,7 +126,7 @@ void PaddedCache::Append(const float* k, const float* v, size_t columns,
     for (BlockRef& block : fresh[r]) row.blocks.push_back(std::move(block));
     const size_t skipped = pads.empty() ? 0 : pads[r];
     const size_t tokens = columns - skipped;
-    // Of a row that wraps more than once, only the end is worth writing.
+    // If a row wraps more than once, only its end is written.
     const size_t first = tokens - std::min(tokens, shape_.capacity);
     for (size_t i = first; i < tokens; ++i) {
       const size_t at = (r * columns + skipped + i) * token_floats;
@@ -142,8 +142,8 @@ void PaddedCache::Append(const float* k, const float* v, size_t columns,
   columns_ += columns;
 }
 
-// k and v: [kv_heads, head_dim]. `padded` is [stored_dim_], zero behind
-// head_dim.
+// `k` and `v` are [kv_heads, head_dim]. `padded` is [stored_dim_], zero from
+// head_dim on.
 void PaddedCache::Write(const Row& row, size_t position, const float* k,
                         const float* v, std::vector<float>& padded) const {
   uint8_t* block = row.blocks[position / kBlockTokens % blocks_per_row_].data();

@@ -26,16 +26,16 @@ struct PaddedShape {
   KvDtype dtype;  // kF32 or kBF16
 };
 
-// Keys and values of one layer for a batch of rows: for models that are built
-// elsewhere and feed their own tensors. Tensors are [batch, columns, kv_heads,
-// head_dim], and a call gives every row the same number of columns, of which
-// the leftmost may be pads. Pads are never stored, so rows have lengths of
-// their own; the logical position of a token is the number of tokens of its
+// The keys and values of one layer for a batch of rows: for models that are
+// built elsewhere and feed their own tensors. Tensors are [batch, columns,
+// kv_heads, head_dim]. A call gives every row the same number of columns, of
+// which the leftmost may be pads. Pads are never stored, so rows have lengths
+// of their own; the logical position of a token is the number of tokens of its
 // row before it.
 //
 // Results list the held tokens of a row in slots 0, 1, ... from the oldest to
-// the newest; slots() is the longest row's number, and slots that a shorter
-// row does not fill are zeros.
+// the newest. The number of slots is that of the longest row; slots that a
+// shorter row does not fill are zeros.
 //
 // Memory grows in blocks of kBlockTokens tokens per row up to the capacity.
 // Thread-safe; readers run at the same time.
@@ -48,19 +48,20 @@ class PaddedCache {
                        std::shared_ptr<BlockPool> pool = nullptr);
 
   const PaddedShape& shape() const { return shape_; }
-  // Tokens held, [batch].
+  // The number of tokens held, [batch].
   std::vector<size_t> lengths() const;
-  // Tokens given so far: the logical position of each row's next token.
+  // The number of tokens given so far: the logical position of each row's next
+  // token.
   std::vector<size_t> positions() const;
   size_t nbytes() const;
 
-  // Appends `columns` columns of keys and values, of which row r skips the
-  // first pads[r]. Empty `pads`: none. A linear row that would exceed the
-  // capacity throws CacheFull, as does a pool without memory; nothing has
-  // changed then. Requires: pads[r] <= columns.
+  // Appends `columns` columns of keys and values; row r skips the first
+  // pads[r]. Empty `pads`: none. Throws CacheFull, changing nothing, if a
+  // linear row would exceed the capacity or the pool has no memory. Requires:
+  // pads[r] <= columns.
   void Append(const float* k, const float* v, size_t columns,
               std::span<const size_t> pads = {});
-  // As new; blocks go back to the pool.
+  // Makes the cache empty; blocks go back to the pool.
   void Reset();
 
   struct Slots {
@@ -74,9 +75,10 @@ class PaddedCache {
     std::vector<uint8_t> data;  // [batch, q_len, slots], 1: attends
     size_t slots;
   };
-  // Which slots the newest `q_len` columns see: themselves and what lies
-  // before them (of the window, if cyclic), as far as it is held. A pad sees
-  // nothing. Throws InvalidArgument unless 1 <= q_len <= the columns given.
+  // Returns which slots the newest `q_len` columns see: themselves and the
+  // columns before them (of the window, if cyclic), as far as they are held. A
+  // pad sees nothing. Throws InvalidArgument unless 1 <= q_len <= the columns
+  // given.
   Mask CausalMask(size_t q_len) const;
 
   struct Query {
@@ -87,9 +89,9 @@ class PaddedCache {
     float scale;     // scores are scale * dot(q, key)
     float soft_cap;  // 0: none; else scores become cap * tanh(score / cap)
   };
-  // Attention of the newest q_len columns: out [batch, q_len, heads, head_dim],
-  // zeros for pads. Throws InvalidArgument if the sizes do not fit, or if a
-  // query's window reaches back to tokens that are not held any more.
+  // Computes attention of the newest q_len columns: out [batch, q_len, heads,
+  // head_dim], zeros for pads. Throws InvalidArgument if the sizes do not fit,
+  // or if a query's window reaches back to tokens that are not held any more.
   void Attend(const Query& query, float* out) const;
 
  private:
@@ -117,8 +119,8 @@ class PaddedCache {
   void AttendRow(const Query& query, size_t row, float* out) const
       REQUIRES_SHARED(mutex_);
   Range Held(const Row& row) const;
-  // What the query `from_end` columns before the newest one sees, held or
-  // not; nothing for a pad.
+  // Returns what the query `from_end` columns before the newest one sees, held
+  // or not; nothing for a pad.
   std::optional<Range> Seen(const Row& row, size_t from_end) const;
   void CheckQueryLength(size_t q_len) const REQUIRES_SHARED(mutex_);
   size_t NumSlots() const REQUIRES_SHARED(mutex_);

@@ -252,17 +252,18 @@ TEST_F(RunQueueTest, TheYoungestOfThePoolGivesWay) {
   const auto a = Submit(), b = Submit(), c = Submit();
   const auto other = Submit({.pool = BlockPool::Create()});
   Round();
-  EXPECT_EQ(queue_->Victim(Of(a)), nullptr) << "nobody has computed anything";
+  EXPECT_EQ(queue_->FindVictim(Of(a)), nullptr)
+      << "nobody has computed anything";
   Step();
-  EXPECT_EQ(queue_->Victim(Of(a)), &Of(c));
-  EXPECT_EQ(queue_->Victim(Of(b)), &Of(c));
-  EXPECT_EQ(queue_->Victim(Of(c)), nullptr);
+  EXPECT_EQ(queue_->FindVictim(Of(a)), &Of(c));
+  EXPECT_EQ(queue_->FindVictim(Of(b)), &Of(c));
+  EXPECT_EQ(queue_->FindVictim(Of(c)), nullptr);
   EXPECT_FALSE(queue_->OlderCompetes(Of(a)));
   EXPECT_TRUE(queue_->OlderCompetes(Of(c)));
   EXPECT_FALSE(queue_->OlderCompetes(Of(other)));
   queue_->Preempt(Of(c));
   EXPECT_EQ(queue_->preemptions(), 1u);
-  EXPECT_EQ(queue_->Victim(Of(a)), &Of(b));
+  EXPECT_EQ(queue_->FindVictim(Of(a)), &Of(b));
   // It starts again when another one has ended, not before.
   EXPECT_EQ(Round(), (Streams{a.get(), b.get(), other.get()}));
   b->Stop(TokenStream::Interrupt::kCancel);
@@ -293,7 +294,7 @@ TEST_F(RunQueueTest, StreamsThatWaitForReadersGiveWayFirst) {
     Step();
   }
   ASSERT_TRUE(stream->waits_for_reader());
-  EXPECT_EQ(queue_->Victim(Of(a)), &Of(stream)) << "though it is older";
+  EXPECT_EQ(queue_->FindVictim(Of(a)), &Of(stream)) << "though it is older";
 }
 
 TEST_F(RunQueueTest, ABatchTakesNothingFromItsOwnThatAreDone) {
@@ -305,8 +306,8 @@ TEST_F(RunQueueTest, ABatchTakesNothingFromItsOwnThatAreDone) {
   queue_->Submit(std::move(requests));
   Round();
   Step();
-  EXPECT_EQ(queue_->Victim(Of(a)), nullptr);
-  Request* const victim = queue_->Victim(Of(older));
+  EXPECT_EQ(queue_->FindVictim(Of(a)), nullptr);
+  Request* const victim = queue_->FindVictim(Of(older));
   ASSERT_NE(victim, nullptr);
   EXPECT_EQ(&victim->stream(), b.get());
   EXPECT_TRUE(victim->is<Request::Settled>());

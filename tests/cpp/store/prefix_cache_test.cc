@@ -384,12 +384,13 @@ TEST_F(PrefixCacheTest, OneThatIsGoneLeavesNothing) {
 TEST_F(PrefixCacheTest, PointsAreBoundariesAndTheLastCandidate) {
   std::vector<int32_t> tokens(700, 7);
   const std::vector<size_t> boundaries{40, 900};
-  EXPECT_EQ(view_->Points(tokens, boundaries, 0),
+  EXPECT_EQ(view_->ChoosePoints(tokens, boundaries, 0),
             (std::vector<size_t>{40, 512}));
-  EXPECT_EQ(view_->Points(tokens, boundaries, 100), (std::vector<size_t>{512}));
+  EXPECT_EQ(view_->ChoosePoints(tokens, boundaries, 100),
+            (std::vector<size_t>{512}));
   tokens[650] = 1;
-  EXPECT_EQ(view_->Points(tokens, {}, 0), (std::vector<size_t>{650}));
-  EXPECT_TRUE(view_->Points(tokens, {}, 650).empty());
+  EXPECT_EQ(view_->ChoosePoints(tokens, {}, 0), (std::vector<size_t>{650}));
+  EXPECT_TRUE(view_->ChoosePoints(tokens, {}, 650).empty());
 }
 
 // Many threads, one index, a pool that is always full.
