@@ -11,17 +11,30 @@
 
 namespace gkv {
 
-// What stays the same for every step of a model. Immutable, shared by threads.
+// The part of a model that is the same in every step. Immutable, shared by
+// threads.
 struct Model {
   ModelConfig config;
   Weights weights;
 };
 
-// Runs a model. One weight pass for all slices of a step, however they are
-// mixed; the results of a slice do not depend on the others, nor on how a
-// conversation was cut into slices. Owns the activation buffers and the tables
-// of positions, which grow to what is used. Not thread-safe: one step at a
-// time.
+// Runs a model.
+//
+// A step has slices: consecutive positions of some conversations, in any
+// mixture of prefill and decoding. Each of their positions is a row. A step
+// embeds the rows, takes all of them through one layer after the other, and
+// computes the outputs that the slices ask for. It reads each weight once for
+// all rows. After the last layer that leaves something to later steps only the
+// rows that have outputs go on.
+//
+// Attention, recurrence, feed-forward and what some families have besides are
+// parts that own their buffers (model/layers); ForwardPass composes them. All
+// work is cut into independent tasks for the threads of the pool. The results
+// of a slice depend neither on that cut, nor on the other slices, nor on how
+// its conversation was cut into slices.
+//
+// Owns the activation buffers and the tables of positions, which grow to what
+// is used. Not thread-safe: one step at a time.
 class ForwardPass {
  public:
   // Neither argument is owned; both must outlive this.
