@@ -80,7 +80,7 @@ class StepClock {
   void Add(StepPhase phase, size_t steps, size_t rows);
 
   const Now now_;
-  // Of the step that runs.
+  // The state of the step that runs.
   std::chrono::steady_clock::time_point begin_, last_;
   StepPart part_ = StepPart::kPlanning;
   bool held_ = false;
