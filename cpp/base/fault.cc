@@ -28,7 +28,7 @@ struct Fault {
   uint64_t passed = 0;
 };
 
-std::mutex mutex;  // guards `faults`
+std::mutex mutex;  // guards what follows
 std::vector<Fault> faults;
 
 bool ParseNumber(std::string_view text, auto& number) {

@@ -13,8 +13,8 @@ namespace gkv {
 // for one of ours.
 class ForkGuard final : private ForkMember {
  public:
-  // `mutex` and `changed` must outlive the guard. `changed` is the condition
-  // variable that threads wait on with the mutex, if there is one.
+  // The mutex outlives it, and so does what threads wait on with the mutex, if
+  // there is such a thing.
   explicit ForkGuard(std::mutex& mutex,
                      std::condition_variable* changed = nullptr)
       : ForkMember(AtFork::kWaits), mutex_(mutex), changed_(changed) {

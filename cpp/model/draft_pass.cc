@@ -20,8 +20,8 @@ constexpr const char* NameOf(LayerKind kind) {
 
 }  // namespace
 
-std::vector<size_t> FindLayersRead(const ModelConfig& drafter,
-                                   const ModelConfig& target) {
+std::vector<size_t> LayersRead(const ModelConfig& drafter,
+                               const ModelConfig& target) {
   std::vector<size_t> layers;
   for (const LayerConfig& layer : drafter.layers) {
     size_t i = target.num_layers();
@@ -63,7 +63,7 @@ void RequireDrafterFor(const ModelConfig& drafter, const ModelConfig& target) {
   };
   check("hidden_size", drafter.target_hidden, target.hidden_size);
   check("vocab_size", drafter.vocab_size, target.vocab_size);
-  const std::vector<size_t> read = FindLayersRead(drafter, target);
+  const std::vector<size_t> read = LayersRead(drafter, target);
   for (size_t i = 0; i < read.size(); ++i) {
     const LayerConfig& layer = drafter.layers[i];
     if (read[i] >= target.num_layers()) {
@@ -91,7 +91,7 @@ DraftPass::DraftPass(const Model& drafter, const Model& target,
     : drafter_(drafter),
       target_(target),
       pool_(pool),
-      attention_(drafter.config, FindLayersRead(drafter.config, target.config)),
+      attention_(drafter.config, LayersRead(drafter.config, target.config)),
       head_(drafter.config, drafter.weights, pool) {}
 
 void DraftPass::NormInput(const FloatVector& norm, size_t row) {
@@ -108,7 +108,7 @@ void DraftPass::Run(std::span<const Row> rows) {
   rows_.clear();
   views_.reserve(count);
   for (const Row& row : rows) {
-    // One row, at the position after those that are held.
+    // One row at the position behind what is held.
     KvStepView& view = views_.emplace_back();
     view.groups = row.view->groups;
     view.begin = row.view->end;
@@ -121,7 +121,7 @@ void DraftPass::Run(std::span<const Row> rows) {
   for (size_t i = 0; i < drafter_.config.num_layers(); ++i) RunLayer(i, work);
 
   const DrafterWeights& weights = drafter_.weights.drafter;
-  // These weights are small and there are few rows, so 16-bit precision costs
+  // What is read is little, and there are few rows: 16-bit precision costs
   // nothing.
   last_.Resize(count, hidden(), kFinePlanes);
   work.ForRows(StepPart::kNorms, [&](size_t row) {
@@ -135,7 +135,7 @@ void DraftPass::Run(std::span<const Row> rows) {
   for (size_t row = 0; row < count; ++row) {
     std::copy_n(next_.data() + row * width, width, rows[row].next);
   }
-  if (drafter_.config.num_centroids != 0) return RunClusterHead(rows);
+  if (drafter_.config.num_centroids != 0) return HeadOfClusters(rows);
   std::vector<OutputHead::Row> outputs;
   for (size_t row = 0; row < count; ++row) {
     outputs.push_back(
@@ -187,7 +187,7 @@ void DraftPass::RunLayer(size_t i, const StepWork& work) {
   });
 }
 
-void DraftPass::RunClusterHead(std::span<const Row> rows) {
+void DraftPass::HeadOfClusters(std::span<const Row> rows) {
   const ModelConfig& config = drafter_.config;
   const Weights& weights = drafter_.weights;
   const PackedMatrix& matrix = weights.output_head();
@@ -243,7 +243,7 @@ void DraftPass::RunClusterHead(std::span<const Row> rows) {
   }
 }
 
-// Lists the largest of the products of the chosen clusters, `stride` apart.
+// Of the products of the chosen clusters, `stride` apart.
 void DraftPass::ListLargest(const Row& row, const uint32_t* chosen,
                             const float* products, size_t stride) const {
   const ModelConfig& config = drafter_.config;

@@ -26,8 +26,8 @@ void RequireDrafterFor(const ModelConfig& drafter, const ModelConfig& target);
 
 // Returns, for each layer of a drafter, the layer of the target whose keys and
 // values it reads. Requires: RequireDrafterFor passes.
-std::vector<size_t> FindLayersRead(const ModelConfig& drafter,
-                                   const ModelConfig& target);
+std::vector<size_t> LayersRead(const ModelConfig& drafter,
+                               const ModelConfig& target);
 
 // Puts the numbers of the `count` largest scores first in `chosen`, in any
 // order, and those of the others after them. Of equal scores the lower number
@@ -36,9 +36,9 @@ std::vector<size_t> FindLayersRead(const ModelConfig& drafter,
 void ChooseLargest(std::span<float> scores, size_t count,
                    std::span<uint32_t> chosen);
 
-// Runs a drafter on keys and values of the model that it guesses for, and
-// writes none of them. Owns the activation buffers, which grow to what is used.
-// Not thread-safe.
+// Runs a drafter on keys and values of the model that it guesses for. Nothing
+// is written. Owns the activation buffers, which grow to what is used. Not
+// thread-safe.
 class DraftPass {
  public:
   // No argument is owned; all must outlive this. Requires: RequireDrafterFor
@@ -70,7 +70,7 @@ class DraftPass {
  private:
   void Embed(std::span<const Row> rows, const StepWork& work);
   void RunLayer(size_t layer, const StepWork& work);
-  void RunClusterHead(std::span<const Row> rows);
+  void HeadOfClusters(std::span<const Row> rows);
   void ListLargest(const Row& row, const uint32_t* chosen,
                    const float* products, size_t stride) const;
 
@@ -89,7 +89,7 @@ class DraftPass {
   std::vector<StepRow> rows_;
   Activations pair_;                // [rows, 2 * target_hidden]
   Activations input_;               // [rows, hidden_size]
-  Activations last_;                // the same, after the last norm
+  Activations last_;                // the same, behind the last norm
   AlignedBuffer<float> x_;          // [rows, hidden_size]
   AlignedBuffer<float> projected_;  // the same
   AlignedBuffer<float> products_;   // [planes * rows, the widest of all]

@@ -11,8 +11,7 @@
 
 namespace gkv {
 
-// The part of a model that is the same in every step. Immutable, shared by
-// threads.
+// What stays the same for every step of a model. Immutable, shared by threads.
 struct Model {
   ModelConfig config;
   Weights weights;
@@ -23,9 +22,9 @@ struct Model {
 // A step has slices: consecutive positions of some conversations, in any
 // mixture of prefill and decoding. Each of their positions is a row. A step
 // embeds the rows, takes all of them through one layer after the other, and
-// computes the outputs that the slices ask for. It reads each weight once for
-// all rows. After the last layer that leaves something to later steps only the
-// rows that have outputs go on.
+// computes the outputs that the slices ask for. All rows share one pass over
+// the weights. After the last layer that leaves something to later steps only
+// the rows that have outputs go on.
 //
 // Attention, recurrence, feed-forward and what some families have besides are
 // parts that own their buffers (model/layers); ForwardPass composes them. All

@@ -3,8 +3,8 @@
 // Weights are rounded to bf16, too, so that processors that have an instruction
 // for it take two positions at once:
 //   sum = fma(weight, value, sum) of the first, then of the second,
-// where numbers too small to be normal count as zero, before and after each.
-// Values does the same with such weights on a thread that flushes to zero.
+// where numbers too small to be normal count as zero, before and behind each.
+// That is what Values makes of such weights on a thread that counts so.
 
 #if defined(GEMMAKV_OPS_ATTENTION_BF16_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GEMMAKV_OPS_ATTENTION_BF16_INL_H_
@@ -120,7 +120,7 @@ HWY_INLINE void PackWeights(const float* weights, size_t count, uint32_t* out) {
   }
 }
 
-// Adds a span's values to the sums that are there.
+// Sums of a span's values: behind what is there.
 struct PartialSums {
   float* sums;
   size_t stride;  // of the queries

@@ -13,9 +13,9 @@ void FeedForward::Compute(const LayerWeights& weights, double cutoff,
   const size_t width = weights.gate.rows;
   activated_.Resize(rows, width);
   if (!std::isfinite(cutoff)) {
-    // A stretch of the activation needs only the same stretch of both products.
-    // So no thread waits for another in between, and in steps of few rows all
-    // threads share this work.
+    // A stretch of the activation needs the same stretch of both products
+    // alone: no thread waits for another in between, nor does one do this by
+    // itself for steps of few rows.
     const bool quantized = UsesQuantizedActivations(weights.down.type);
     work.MatMulPair(
         StepPart::kGateUp, weights.gate, weights.up, input, gate_,

@@ -220,7 +220,7 @@ TEST_F(DraftPassTest, NoGuessDependsOnAnother) {
 TEST_F(DraftPassTest, ReadsTheLastLayersThatHaveKeys) {
   Load(Target(), Drafter(false));
   const std::vector<size_t> read =
-      FindLayersRead(drafter_->config, target_->config);
+      LayersRead(drafter_->config, target_->config);
   EXPECT_EQ(read, (std::vector<size_t>{4, 4, 4, 5}));
   constexpr size_t kLength = 60;
   Conversation c = Begin(kLength);
