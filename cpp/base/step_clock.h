@@ -34,8 +34,8 @@ class StepClock {
   // While it is held, the step stays in its part, whatever is entered: what
   // another model computes meanwhile has no parts in this model's step.
   void Hold(bool held) { held_ = held; }
-  // Ends the step. Called before the step delivers its results, so whoever has
-  // a result finds the step in the sums.
+  // Ends the step. Called before the step delivers its results, so a caller
+  // that has a result finds the step in the sums.
   void End(StepPhase phase, size_t rows) { Add(phase, 1, rows); }
   // Adds the time since then to the step that has ended.
   void AddRest(StepPhase phase) { Add(phase, 0, 0); }

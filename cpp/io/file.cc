@@ -102,7 +102,7 @@ std::optional<FileInfo> File::Info() const noexcept {
   return InfoFrom(info);
 }
 
-FileSystem File::OnWhat() const {
+FileSystem File::GetFileSystem() const {
   struct statfs info = {};
   FileSystem found;
   if (fstatfs(descriptor_, &info) == 0) {

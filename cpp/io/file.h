@@ -101,8 +101,9 @@ class File {
   bool is_open() const { return descriptor_ >= 0; }
   int get() const { return descriptor_; }
 
+  // The state of the file, and the file system that it is on.
   std::optional<FileInfo> Info() const noexcept;
-  FileSystem OnWhat() const;
+  FileSystem GetFileSystem() const;
 
   // Reads all of `bytes`; EIO if the file ends before that.
   [[nodiscard]] int ReadAt(uint64_t offset,

@@ -91,7 +91,7 @@ bool MappedFile::Settle(std::chrono::seconds later) const {
       WallClockNs() + std::chrono::nanoseconds(later).count();
   const auto info = file.Info();
   if (!info || IdentityOf(*info) != identity_ ||
-      !file.OnWhat().notes_every_write ||
+      !file.GetFileSystem().notes_every_write ||
       std::max(info->written_ns, info->changed_ns) >= now - kTickNs) {
     return false;
   }

@@ -53,7 +53,7 @@ class MappedFile {
   Mapping mapping_;
   uint32_t owner_ = 0;
   Hash128 identity_;
-  Hash128 place_;  // of device and inode
+  Hash128 place_;  // a hash of device and inode
 };
 
 // Hints about bytes of a mapping, harmless for other memory.

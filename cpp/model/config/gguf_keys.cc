@@ -44,7 +44,7 @@ constexpr std::string_view kWithoutEffect[] = {
     "expert_shared_feed_forward_length",  // of expert_shared_count experts
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
-    "vocab_size",  // the embedding has so many rows
+    "vocab_size",  // the embedding has this many rows
 };
 
 // Keys that may be 0, where nothing is stated or where a model has nothing of
