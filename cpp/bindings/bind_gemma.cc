@@ -26,9 +26,8 @@
 // for nothing: the bell rings when a cache is free, and later when there are
 // events or the end. Whatever waits releases the interpreter's lock and looks
 // for Ctrl-C every kSignalInterval. Threads of the engine take the lock only to
-// run code of users (bindings.h). A Call that goes early cancels its requests
-// if it is streamed; otherwise these are undone, unless their results were
-// taken.
+// run code of users (bindings.h). A streamed Call that is destroyed early
+// cancels its requests; any other undoes them, unless their results were taken.
 
 namespace gkv {
 namespace {

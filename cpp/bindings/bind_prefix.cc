@@ -93,9 +93,9 @@ void Match(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
   cache.Truncate(lock, known);
 }
 
-// Brings what the tiers below RAM have of the tokens into RAM, in blocks of the
-// kind that the cache has, which is empty. Returns how many tokens RAM then
-// knows.
+// Brings what the tiers below RAM have of the tokens into RAM. The cache, which
+// is empty, says of which layout and pool the blocks are. Returns how many
+// tokens are then known in RAM.
 size_t Prefetch(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
   const std::span tokens(array.data(), static_cast<size_t>(array.size()));
   const GilReleased no_gil;

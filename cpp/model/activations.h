@@ -73,7 +73,8 @@ struct Activations {
     QuantizeRows(stretch, cols, 1, end - begin, quantized(r, begin));
   }
   // Copies a row of other activations of this width to row `r`: its floats or,
-  // if `quantized`, what Quantize made of them in the first plane.
+  // if `quantized`, its 8-bit blocks. Rows of a second plane follow those of
+  // the first one.
   void CopyRow(size_t r, Activations& from, size_t row, bool quantized) {
     if (!quantized) {
       std::copy_n(from.row(row), cols, this->row(r));

@@ -29,7 +29,7 @@ constexpr size_t kStretchFloats = size_t{1} << 16;
 constexpr size_t kMinStretchGroups = 16;
 // So many that a thread that is held up does not hold up the others for long.
 constexpr size_t kMinStretchesOfThread = 16;
-// These take a few microseconds.
+// A task of this many takes a few microseconds.
 constexpr size_t kContendersOfTask = 8;
 
 // For a single row the second plane costs nothing: reading the weights does.

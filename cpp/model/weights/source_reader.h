@@ -48,8 +48,8 @@ struct SourceContents {
   TableHashes table_hashes;
 };
 
-// Reads all tensors of a model from a source once, in parallel, gives bytes
-// that it has read back, and takes the fingerprint of all. Throws CorruptFile
+// Reads all tensors of a model from a source once, in parallel, releases bytes
+// after it has read them, and takes the fingerprint of all. Throws CorruptFile
 // for a tensor that is missing or has the wrong shape or type, what KeptType
 // throws, and what ThrowNotRepresentable throws for a matrix that cannot be
 // quantized. With kFile, throws IoError for a write that failed, and if the
