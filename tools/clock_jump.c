@@ -3,13 +3,14 @@
  *     cc -shared -fPIC -O2 -o clock_jump.so clock_jump.c
  *     GEMMAKV_CLOCK_FILE=FILE LD_PRELOAD=clock_jump.so PROGRAM
  *
- * FILE holds one signed 64-bit number in the machine's byte order: seconds that
- * are added to CLOCK_REALTIME wherever the C library tells it. It is mapped, so
- * that whoever writes to it moves the clock of all processes that have it, at
- * once. Clocks that nobody sets (CLOCK_MONOTONIC, CLOCK_BOOTTIME) stay, and so do
- * the times that the kernel gives to files. Waits until a moment of CLOCK_REALTIME would be told a moment
- * of this clock and wait by the kernel's; tests/python/support/clock.py checks
- * that nothing here uses one.
+ * FILE holds one signed 64-bit number in the machine's byte order: the seconds
+ * that are added to CLOCK_REALTIME wherever the C library tells it. The file is
+ * mapped, so writing to it moves the clock of all processes that have it, at
+ * once. Clocks that nobody sets (CLOCK_MONOTONIC, CLOCK_BOOTTIME) stay as they
+ * are, and so do the times that the kernel gives to files. A wait until a
+ * moment of CLOCK_REALTIME would get a moment of this clock and wait by the
+ * kernel's; tests/python/support/clock.py checks that the project has no such
+ * wait.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,7 +26,7 @@
 static const volatile int64_t* shift;
 static int (*real)(clockid_t, struct timespec*);
 
-/* Others' constructors may ask before ours has run. */
+/* Constructors of other libraries may ask for the time before ours has run. */
 static void Begin(void) {
   const char* name;
   int file;

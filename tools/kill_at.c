@@ -3,16 +3,16 @@
  *     cc -shared -fPIC -O2 -o kill_at.so kill_at.c
  *     KILL_AT=MOMENT:PASS KILL_UNDER=FOLDER LD_PRELOAD=kill_at.so PROGRAM
  *
- * Of the calls that change FOLDER (an absolute path without links in it) or
- * what is in it, MOMENT is one of
+ * MOMENT is one of these moments of calls that change FOLDER (an absolute path
+ * without links in it) or what is in it:
  *
  *     after-mkdir   before-create after-create   before-write after-write
  *     before-link   after-link    before-unlink  after-unlink
  *     before-touch  after-touch   after-lock     *
  *
- * where create makes a file that was not there, with a name or without, link
- * gives one its name, touch sets its times, lock takes a lock that nobody shares,
- * and * is any of them. PASS counts moments of that name from 1.
+ * Here create makes a file that was not there, with a name or without, link
+ * gives one its name, touch sets its times, lock takes a lock that nobody
+ * shares, and * is any moment. PASS counts moments of that name from 1.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -56,7 +56,7 @@ static int IsUnder(const char* path) {
          (path[length] == '\0' || path[length] == '/');
 }
 
-/* Whether it is the folder, or was opened in it. */
+/* Whether an open file is the folder, or lies in it. */
 static int IsOpenUnder(int file) {
   char link[64], path[PATH_MAX];
   const int error = errno;
@@ -125,7 +125,7 @@ int linkat(int from, const char* path, int to, const char* name, int flags) {
   return result;
 }
 
-/* How renameat2 is called where the C library is older than it. */
+/* How programs call renameat2 if the C library is older than it. */
 long syscall(long number, ...) {
   va_list more;
   long arguments[6], result;

@@ -12,8 +12,8 @@
 
 namespace gkv {
 
-// Start of every buffer that SIMD code reads: one cache line, one 512-bit
-// vector.
+// The alignment of every buffer that SIMD code reads: that of a cache line and
+// of a 512-bit vector.
 inline constexpr size_t kAlignment = 64;
 
 // Uninitialized storage for `size` trivially copyable values, aligned to

@@ -48,7 +48,8 @@ Blake2b::Blake2b(size_t size_bytes, std::span<const uint8_t> key) {
   filled_ = kBlockBytes;
 }
 
-// A full block waits for the next byte: the last one is compressed apart.
+// A full block waits for the next byte, since the last block is compressed
+// differently.
 void Blake2b::Update(std::span<const uint8_t> bytes) {
   while (!bytes.empty()) {
     if (filled_ == kBlockBytes) Compress(false);

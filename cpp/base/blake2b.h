@@ -11,10 +11,10 @@
 namespace gkv {
 
 // BLAKE2b (RFC 7693): a cryptographic hash, and with a key a signature.
-// Streaming: depends on the concatenated bytes only.
+// Streaming: the digest depends on the concatenated bytes only.
 class Blake2b {
  public:
-  // `size_bytes` of the digest, 1..64; a key of up to 64 bytes.
+  // `size_bytes` is the size of the digest, 1..64. A key has up to 64 bytes.
   explicit Blake2b(size_t size_bytes, std::span<const uint8_t> key = {});
   void Update(std::span<const uint8_t> bytes);
   template <typename T>
@@ -22,7 +22,8 @@ class Blake2b {
     static_assert(kIsPlain<T>);
     Update(AsBytes(std::span(&value, 1)));
   }
-  // Requires: out.size() is the size given; called once, last.
+  // Writes the digest. Requires: out.size() is `size_bytes`; this is the last
+  // call.
   void Finish(std::span<uint8_t> out);
 
  private:

@@ -9,12 +9,12 @@
 
 namespace gkv {
 
-// Has no padding: its bytes are its value.
+// Whether a T has no padding, so that its bytes are its value.
 template <typename T>
 inline constexpr bool kIsPlain = std::is_floating_point_v<T> ||
                                  std::has_unique_object_representations_v<T>;
 
-// The T whose bytes are from `at` on, wherever that is.
+// Returns the T whose bytes begin at `at`, which may be unaligned.
 template <typename T>
 T LoadUnaligned(const uint8_t* at) {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -11,8 +11,8 @@ namespace {
 
 bool IsContinuation(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
-// Bytes of the well-formed UTF-8 sequence (Unicode 15, table 3-7) that `text`
-// starts with; 0 if there is none.
+// Returns the length of the well-formed UTF-8 sequence (Unicode 15, table 3-7)
+// that `text` starts with; 0 if there is none.
 size_t SequenceLength(std::string_view text) {
   const auto at = [&](size_t i) {
     return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0};

@@ -12,8 +12,8 @@
 
 namespace gkv {
 
-// `text` with control characters and bytes that are no UTF-8 as "\x0a". Names
-// from files and arguments can hold anything.
+// Returns `text` with control characters, and bytes that are not UTF-8, written
+// as "\x0a". Names from files and arguments can hold anything.
 std::string OneLine(std::string_view text);
 
 // Concatenates the printed forms of its arguments.

@@ -49,7 +49,7 @@ inline uint16_t Float16FromFloat32(float value) {
   } else if (magnitude >= 0x47800000u) {  // 65536
     half = 0x7C00u;
   } else if (magnitude < 0x38800000u) {  // 2^-14: subnormal
-    // Next to 0.5 floats are multiples of 2^-24, as subnormals are.
+    // Floats from 0.5 to 1 are multiples of 2^-24, as subnormals are.
     const float sum = std::bit_cast<float>(magnitude) + 0.5f;
     half = std::bit_cast<uint32_t>(sum) - std::bit_cast<uint32_t>(0.5f);
   } else {
@@ -59,7 +59,7 @@ inline uint16_t Float16FromFloat32(float value) {
   return static_cast<uint16_t>(sign | half);
 }
 
-// Value `i` of those from `data` on. Requires: IsFloat(type).
+// Returns value `i` of those that begin at `data`. Requires: IsFloat(type).
 inline float FloatAt(TensorType type, const uint8_t* data, size_t i) {
   if (type == TensorType::kF32) {
     return LoadUnaligned<float>(data + i * sizeof(float));

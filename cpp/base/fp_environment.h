@@ -8,10 +8,10 @@ namespace gkv {
 // Sets the floating-point control state of this thread to IEEE defaults (round
 // to nearest, gradual underflow, no traps) and restores the previous state on
 // destruction. Other libraries in the process switch flush-to-zero on; results
-// must not depend on it. Each thread of ours that computes holds one of these;
-// so does each function that computes on a thread of a caller: the makers of
-// tables and configurations, readers of weights and of keys and values, what
-// gives embeddings.
+// must not depend on it. Each thread of ours that computes holds one of these.
+// So does each function that computes on a thread of its caller: the makers of
+// tables and configurations, the readers of weights and of keys and values, and
+// the functions that return embeddings.
 class ScopedFpEnvironment {
  public:
   ScopedFpEnvironment();

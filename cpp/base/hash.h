@@ -11,9 +11,10 @@
 
 namespace gkv {
 
-// Streaming: the result depends on the concatenated bytes only, not on how
-// they were cut into Update calls. Same value on every machine (little-endian
-// byte order is assumed throughout the project). Throughput of several GB/s.
+// A hash of 128 bits, which is not cryptographic. The result depends on the
+// concatenated bytes only, not on how they were cut into Update calls, and is
+// the same on every machine (the whole project assumes little-endian byte
+// order). Hashes several GB/s.
 class Hasher {
  public:
   explicit Hasher(uint64_t seed = 0);

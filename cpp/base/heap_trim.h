@@ -11,10 +11,11 @@ namespace gkv {
 // resident for as long as the process lives. Milliseconds; any thread.
 void TrimHeap();
 
-// Gives the whole pages of a piece of memory back to the system, which is about
-// to be freed: its content is lost. Takes as long as that piece is large, where
-// trimming looks at all of the heap, which may be another program's, while all
-// its threads wait: 0.2 s where a million pieces are free. Any thread.
+// Gives the whole pages of a piece of memory back to the system. The piece is
+// about to be freed: its content is lost. This takes time for the size of the
+// piece alone. Trimming looks at the whole heap, which other parts of the
+// program use as well, and their threads wait meanwhile: 0.2 s where a million
+// pieces are free. Any thread.
 void GiveBack(void* data, size_t bytes) noexcept;
 
 }  // namespace gkv

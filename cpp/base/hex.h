@@ -30,8 +30,8 @@ inline std::string ToHex(uint64_t number) {
   return ToHex(std::span<const uint8_t>(bytes));
 }
 
-// Fills `bytes` from exactly what ToHex gives of as many; false for any other
-// text, capital digits among them.
+// Fills `bytes` from the text that ToHex returns for as many bytes. Returns
+// false for any other text, also for one with capital digits.
 inline bool ParseHex(std::string_view text, std::span<uint8_t> bytes) {
   if (text.size() != 2 * bytes.size()) return false;
   for (size_t i = 0; i < bytes.size(); ++i) {
@@ -44,7 +44,7 @@ inline bool ParseHex(std::string_view text, std::span<uint8_t> bytes) {
   return true;
 }
 
-// The same of a number.
+// The same for a number.
 inline bool ParseHex(std::string_view text, uint64_t& number) {
   uint8_t bytes[sizeof(number)];
   if (!ParseHex(text, std::span<uint8_t>(bytes))) return false;

@@ -15,7 +15,7 @@ InsideStep::InsideStep(const void* runner) noexcept : before_(runner_of_this) {
   runner_of_this = runner;
 }
 
-// A child that comes here has left the step behind.
+// In a child of fork() this thread works for no step any more.
 InsideStep::~InsideStep() {
   if (runner_of_this != nullptr) runner_of_this = before_;
 }

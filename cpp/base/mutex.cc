@@ -25,7 +25,8 @@ struct ForkScopes {
   }
 
   static bool TryLock(ForkScope& scope) {
-    // Those that come while fork() holds these are another thread's alone.
+    // A member that joins from now on is known only to the thread that makes
+    // it.
     scope.held_ = scope.newest_.load(std::memory_order_acquire);
     for (ForkMember* at = scope.held_; at != nullptr; at = at->next_) {
       if (at->TryLockForFork()) continue;
@@ -52,8 +53,8 @@ struct ForkScopes {
     return true;
   }
 
-  // All at once or none: so the order in which others lock them does not
-  // matter.
+  // Locks all of them or none, so the order in which other threads lock them
+  // does not matter.
   static void LockAll() {
     ForkScopes& all = Get();
     while (!all.TryLockAll()) {
@@ -108,11 +109,12 @@ ForkMember::ForkMember(AtFork at_fork)
     : own_(at_fork == AtFork::kWaits ? std::make_unique<ForkScope>() : nullptr),
       scope_(own_.get()) {}
 
-// A variable waits at its end for those that wait on it.
+// The old variable is not destroyed: its destructor would wait for the threads
+// that wait on it.
 void Condition::RenewInChild() { new (&changed_) std::condition_variable; }
 
-// A lock for reading and writing knows its writer by a number that the child's
-// thread does not have.
+// A std::shared_mutex knows its writer by a number that the child's thread does
+// not have, so the child cannot unlock it.
 void SharedMutex::RenewInChild() { new (&mutex_) std::shared_mutex; }
 
 }  // namespace gkv

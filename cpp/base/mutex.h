@@ -9,8 +9,8 @@
 #include <mutex>
 #include <shared_mutex>
 
-// Attributes for Clang's thread-safety analysis, which makes errors of what is
-// forgotten; other compilers see nothing.
+// Attributes for Clang's thread-safety analysis, which reports a lock that is
+// forgotten. Other compilers see nothing.
 #if defined(__clang__)
 #define GKV_ANALYSIS(...) __attribute__((__VA_ARGS__))
 #else
@@ -31,27 +31,32 @@ namespace gkv {
 
 // Mutexes, and what fork() does with them.
 //
-// fork() copies one thread of a process. A mutex that another thread held is
+// fork() copies one thread of a process. A mutex that another thread held stays
 // held for ever in the child, and what it guards may be half changed. So each
 // mutex says when it is made what becomes of it:
-//  - AtFork::kWaits: fork() waits until nobody holds it, and holds it while the
-//    process is copied. A child finds what it guards whole, and may lock it.
-//    For mutexes that are held for moments, and by nobody who forks, or who
-//    waits for one that forks.
-//  - AtFork::kLeaves: a child may find it held, and never locks it.
-//  - A ForkScope: as kWaits, together with the others of the scope. Scopes are
-//    in a list, which takes 50 ns to enter and to leave; kWaits is a scope of
-//    one. An object that is made as often as a conversation has one for all.
+//  - AtFork::kWaits: fork() waits until nobody holds the mutex, and holds it
+//    while the process is copied. A child finds what it guards whole, and may
+//    lock it. This is for mutexes that are held for moments, never by a thread
+//    that forks or that waits for one that forks.
+//  - AtFork::kLeaves: a child may find the mutex held, and never locks it.
+//  - A ForkScope: as kWaits, for all mutexes and conditions of one object at
+//    once. An object that is made as often as a conversation has one; kWaits
+//    makes a scope for the mutex alone.
 //
-// fork() takes all mutexes of all scopes; where one of them is held it lets go
-// of the others and tries again. So the order in which others lock them does
-// not matter.
+// All scopes are in one list, which has a mutex of its own (ForkScopes in
+// mutex.cc); to enter and leave it takes 50 ns. Each scope has a list of its
+// members, which only grows. fork() holds the list of scopes and all mutexes of
+// all of them. Where one is held by a thread, fork() releases the others,
+// sleeps for a moment and tries again, so the order in which threads lock them
+// does not matter. After the copy the parent releases all of them. The child
+// releases the mutexes and makes the conditions and the shared mutexes anew.
 enum class AtFork { kWaits, kLeaves };
 
 class ForkMember;
 
-// Mutexes and conditions of one object, which live no longer than this. The
-// first that is destroyed takes it out of the list: the object is at its end.
+// The mutexes and conditions of one object, which live no longer than the
+// scope. The first of them that is destroyed takes the scope out of the list of
+// all scopes, since then the object is being destroyed.
 class ForkScope {
  public:
   ForkScope();
@@ -59,7 +64,8 @@ class ForkScope {
   ForkScope(const ForkScope&) = delete;
   ForkScope& operator=(const ForkScope&) = delete;
 
-  // How often a fork() has found a mutex held, and has waited. For tests.
+  // Returns how often a fork() has found a mutex held and has waited. For
+  // tests.
   static size_t waits() noexcept;
 
  private:
@@ -67,16 +73,16 @@ class ForkScope {
   friend struct ForkScopes;
   void Leave() noexcept;
 
-  std::atomic<ForkMember*> newest_ = nullptr;  // it leads to the others
+  std::atomic<ForkMember*> newest_ = nullptr;  // begins the list of members
   ForkMember* held_ = nullptr;  // the newest one that fork() holds
   bool listed_ = true;
   ForkScope* before_ = nullptr;  // neighbours in the list of all
   ForkScope* after_ = nullptr;
 };
 
-// A mutex or a condition: a member of a scope, or of none. A derived class joins
-// the scope at the end of its constructor and leaves at the begin of its
-// destructor.
+// A mutex or a condition: a member of a scope, or of none. A derived class
+// joins the scope at the end of its constructor and leaves it at the beginning
+// of its destructor.
 class ForkMember {
  public:
   ForkMember(const ForkMember&) = delete;
@@ -100,7 +106,7 @@ class ForkMember {
 
   const std::unique_ptr<ForkScope> own_;
   ForkScope* const scope_;
-  ForkMember* next_ = nullptr;  // the one before it in the scope
+  ForkMember* next_ = nullptr;  // the one that joined the scope before it
 };
 
 class GKV_ANALYSIS(capability("mutex")) Mutex final : public ForkMember {
@@ -147,8 +153,8 @@ class GKV_ANALYSIS(scoped_lockable) MutexLock {
   std::unique_lock<std::mutex> lock_;
 };
 
-// The condition variable of a Mutex. The threads that wait on it do not exist in
-// a child of fork(), which therefore begins with a new one.
+// The condition variable of a Mutex. The threads that wait on it do not exist
+// in a child of fork(), which therefore begins with a new one.
 class Condition final : public ForkMember {
  public:
   explicit Condition(Mutex& mutex) : ForkMember(mutex.scope()) {
@@ -159,14 +165,15 @@ class Condition final : public ForkMember {
   void NotifyOne() noexcept { changed_.notify_one(); }
   void NotifyAll() noexcept { changed_.notify_all(); }
 
-  // The lock is that of the mutex. `done` is asked under it, and is written
-  // `[&]() REQUIRES(mutex_) { ... }`. With a time: what it said last.
+  // `lock` holds the condition's mutex. `done` is called under it, and is
+  // written `[&]() REQUIRES(mutex_) { ... }`. With a time and a `done`, the
+  // result is what `done` said last.
   void Wait(MutexLock& lock) { changed_.wait(lock.lock_); }
   template <typename Done>
   void Wait(MutexLock& lock, const Done& done) NOT_ANALYZED {
     while (!done()) Wait(lock);
   }
-  // False where the time is over.
+  // Returns false if the time is over.
   template <typename Clock, typename Duration>
   bool WaitUntil(MutexLock& lock,
                  const std::chrono::time_point<Clock, Duration>& until) {

@@ -4,7 +4,7 @@
 
 namespace gkv {
 
-// Before any object asks: with the code.
+// Initialized as the code is loaded, before any object asks.
 std::atomic<uint32_t> OwnProcess::count_ = [] {
   pthread_atfork(nullptr, nullptr, [] {
     count_.fetch_add(1, std::memory_order_relaxed);

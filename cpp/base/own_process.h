@@ -6,15 +6,15 @@
 
 namespace gkv {
 
-// The process that made an object. A child of fork() has a copy of the object,
-// whose threads stayed in the parent. To ask takes one load, where getpid() is a
-// call of the system: a parallel loop asks. A child that was made past the C
-// library, by a bare call of the system, is not noticed.
+// Remembers which process made an object. A child of fork() has a copy of the
+// object, but the object's threads stayed in the parent. InChild() takes one
+// load, since every parallel loop calls it; getpid() is a system call. A child
+// is not noticed if it was made without the C library, by a bare system call.
 class OwnProcess {
  public:
   OwnProcess() noexcept : forks_(Forks()) {}
 
-  // Whether this process is not that one, but came of it by fork().
+  // Whether this process is a child of the one that made the object.
   bool InChild() const noexcept { return forks_ != Forks(); }
 
  private:
@@ -22,7 +22,7 @@ class OwnProcess {
     return count_.load(std::memory_order_relaxed);
   }
 
-  // How many fork()s lie between this process and the first one.
+  // The number of fork()s between the first process and this one.
   static std::atomic<uint32_t> count_;
 
   uint32_t forks_;

@@ -4,22 +4,22 @@
 #include <cstddef>
 #include <cstdint>
 
-// What the system says of this process and its machine.
+// Facts about this process and its machine, as the system tells them.
 
 namespace gkv {
 
-// The user whose rights this process has, as files name their owners.
+// Returns the id of the user whose rights this process has.
 uint32_t UserId() noexcept;
 
-// Bytes of memory that this process may use: the machine's, or fewer that its
-// control group has.
+// Returns the bytes of memory that this process may use: those of the machine,
+// or the limit of its control group if that is lower.
 uint64_t MemoryLimit();
 
-// Bytes of the cache of data of `level` 1, 2 or 3 that a core has or shares; 0
-// if the system does not say.
+// Returns the bytes of the data cache of `level` 1, 2 or 3 that a core has or
+// shares; 0 if the system does not say.
 size_t ProcessorCacheBytes(int level) noexcept;
 
-// Bytes of a page of memory.
+// Returns the bytes of a page of memory.
 size_t PageBytes() noexcept;
 
 }  // namespace gkv

@@ -19,7 +19,8 @@
 namespace gkv {
 namespace {
 
-// A set of processors that has room for all that the system knows.
+// A set of processors with ids below `count`. It may be larger than the
+// cpu_set_t of the C library.
 class ProcessorSet {
  public:
   explicit ProcessorSet(size_t count)
@@ -49,15 +50,16 @@ class ProcessorSet {
 
 constexpr size_t kMostProcessors = size_t{1} << 16;
 
-// The first number of a list as the system writes it, "4,12-13"; `fallback` if
-// it is none.
+// Returns the first number of a list as the system writes it, "4,12-13", or
+// `fallback` if there is none.
 int FirstOf(const std::string& path, int fallback) {
   std::ifstream file(path);
   int id = 0;
   return file >> id && id >= 0 ? id : fallback;
 }
 
-// Of the links that a processor's folder has, "node1" says its node.
+// Returns the node of the processor with this folder. A link there, such as
+// "node1", says it; 0 if there is none.
 int NodeOf(const std::string& folder) {
   DIR* const dir = opendir(folder.c_str());
   if (dir == nullptr) return 0;
@@ -73,8 +75,8 @@ int NodeOf(const std::string& folder) {
   return std::max(node, 0);
 }
 
-// How many models' threads each processor has. Never destroyed: models may
-// outlive what is static.
+// The number of threads that are pinned to each processor. Never destroyed,
+// since models may outlive static objects.
 struct Users {
   Mutex mutex{AtFork::kWaits};
   std::map<int, size_t> of GUARDED_BY(mutex);
@@ -85,7 +87,9 @@ struct Users {
   }
 };
 
-thread_local std::vector<int> behind_pin;
+// Where this thread could run before its outermost ScopedPin; empty if none
+// holds it.
+thread_local std::vector<int> mask_before_pin;
 
 std::vector<int> OwnMask() {
   for (size_t count = 1024; count <= kMostProcessors; count *= 4) {
@@ -99,7 +103,7 @@ std::vector<int> OwnMask() {
 }  // namespace
 
 std::vector<int> AllowedProcessors() {
-  return behind_pin.empty() ? OwnMask() : behind_pin;
+  return mask_before_pin.empty() ? OwnMask() : mask_before_pin;
 }
 
 std::vector<Processor> DescribeProcessors(std::span<const int> ids,
@@ -171,21 +175,21 @@ IoError PinError(int processor, int error) {
 }
 
 ScopedPin::ScopedPin(int processor)
-    : before_(OwnMask()), outermost_(behind_pin.empty()) {
-  std::vector<int> behind = before_;
+    : before_(OwnMask()), outermost_(mask_before_pin.empty()) {
+  std::vector<int> mask = before_;
   const int refused = PinThread(pthread_self(), processor);
   if (refused != 0) throw PinError(processor, refused);
-  if (outermost_) behind_pin.swap(behind);
+  if (outermost_) mask_before_pin.swap(mask);
 }
 
 ScopedPin::~ScopedPin() {
-  // Where the system has taken all of them from the process since, the thread
-  // is on others already.
+  // If the system has since taken all of them from the process, it has moved
+  // the thread to others already.
   (void)RunOn(before_);
-  if (outermost_) behind_pin.clear();
+  if (outermost_) mask_before_pin.clear();
 }
 
-std::vector<int> ProcessorsBehindPin() { return behind_pin; }
+std::vector<int> ProcessorsWithoutPin() { return mask_before_pin; }
 
 bool RunOn(std::span<const int> processors) {
   if (processors.empty()) return true;

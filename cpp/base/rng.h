@@ -5,13 +5,13 @@
 
 namespace gkv {
 
-// Uniform double in [0, 1) that is a pure function of (seed, counter): the
-// draw for a token depends on the request's seed and the token's position
-// alone, so a forked, restored or batched conversation repeats it exactly.
-// 53 random bits.
+// Returns a uniform double in [0, 1), of 53 random bits, that is a pure
+// function of (seed, counter). The draw for a token depends on the request's
+// seed and the token's position alone, so a forked, restored or batched
+// conversation repeats it exactly.
 double UniformAt(uint64_t seed, uint64_t counter);
 
-// A seed from the operating system's entropy source.
+// Returns a seed from the operating system's entropy source.
 uint64_t RandomSeed();
 
 }  // namespace gkv

@@ -6,13 +6,14 @@
 
 namespace gkv {
 
-// value / unit, rounded up. Requires: unit > 0; value + unit - 1 fits.
+// Returns value / unit, rounded up. Requires: unit > 0; value + unit - 1 fits.
 template <std::unsigned_integral T>
 constexpr T CeilDiv(T value, std::type_identity_t<T> unit) {
   return static_cast<T>((value + unit - 1) / unit);
 }
 
-// The least multiple of `unit` that is not below `value`. Requires: as above.
+// Returns the least multiple of `unit` that is not below `value`. Requires: as
+// above.
 template <std::unsigned_integral T>
 constexpr T RoundUp(T value, std::type_identity_t<T> unit) {
   return static_cast<T>(CeilDiv(value, unit) * unit);

@@ -11,37 +11,38 @@
 
 namespace gkv {
 
-// Tells what the thread that drives a model's steps spends its time on. Every
-// moment of a step is in one part: the parts sum to the step. One thread drives
-// it; any may read the sums.
+// Measures what the thread that drives a model's steps spends its time on.
+// Every moment of a step belongs to one part, so the parts sum to the step.
+// That thread calls everything but profile(), which any thread may call.
 class StepClock {
  public:
   using Now = std::chrono::steady_clock::time_point (*)();
 
-  // `now`: what to read the time from, for tests.
+  // `now` returns the time; tests have one of their own.
   explicit StepClock(Now now = &std::chrono::steady_clock::now) : now_(now) {}
   StepClock(const StepClock&) = delete;
 
-  // A step begins, with planning. What began before and did not end is
-  // forgotten.
+  // Begins a step, in the part of planning. A step that began before and did
+  // not end is forgotten.
   void Begin();
-  // From now on it is this part. In no parallel loop.
+  // Begins another part of the step. Requires: no parallel loop runs.
   void Enter(StepPart part) {
     if (held_) return;
     Charge();
     part_ = part;
   }
-  // While it is held, the step stays in the part that it is in: what another
-  // model computes meanwhile is no part of this one's.
+  // While it is held, the step stays in its part, whatever is entered: what
+  // another model computes meanwhile has no parts in this model's step.
   void Hold(bool held) { held_ = held; }
-  // The step ends. Called before it gives anything to anyone: whoever has that
-  // finds the step in the sums.
+  // Ends the step. Called before the step delivers its results, so a caller
+  // that has a result finds the step in the sums.
   void End(StepPhase phase, size_t rows) { Add(phase, 1, rows); }
-  // What came since belongs to it, too.
+  // Adds the time since then to the step that has ended.
   void AddRest(StepPhase phase) { Add(phase, 0, 0); }
 
-  // The thread pool's: another loop starts, its tasks run on this thread, it
-  // has none left, all threads are done.
+  // The thread pool calls these in turn: when it starts a loop, when this
+  // thread begins to run tasks of it, when no task is left, when all threads
+  // are done.
   void Fork() {
     Charge();
     ++loops_;
@@ -62,7 +63,8 @@ class StepClock {
     joining_ = false;
   }
 
-  // All steps that have ended. The parts always sum to the seconds.
+  // Returns the sums over all steps that have ended. The parts always sum to
+  // the seconds.
   StepProfile profile() const;
 
  private:
@@ -78,7 +80,7 @@ class StepClock {
   void Add(StepPhase phase, size_t steps, size_t rows);
 
   const Now now_;
-  // Of the step that runs.
+  // The state of the step that runs.
   std::chrono::steady_clock::time_point begin_, last_;
   StepPart part_ = StepPart::kPlanning;
   bool held_ = false;

@@ -18,12 +18,12 @@
 namespace gkv {
 namespace {
 
-// Looks for work this long before parking: longer than the serial work
+// How long a thread looks for work before it parks: longer than the serial work
 // between two loops of a decode step, shorter than anyone notices.
 constexpr std::chrono::microseconds kSpinTime{150};
 constexpr int kPausesPerClockRead = 32;
 
-// A task number above every count: nothing can be claimed.
+// A task number above every count: with it nothing can be claimed.
 constexpr uint64_t kClosed = 0xFFFFFFFFu;
 
 void Pause() {
@@ -53,7 +53,7 @@ bool Spin(bool may_spin, const Done& done) {
 
 }  // namespace
 
-// One loop is one epoch. The claim word packs (epoch, next task): a worker
+// One loop is one epoch. The word `claim` packs (epoch, next task). A worker
 // that is late from one loop cannot claim a task of another, because its
 // compare-and-swap carries the epoch whose function it read.
 struct ThreadPool::Shared {
@@ -75,7 +75,7 @@ struct ThreadPool::Shared {
   std::atomic<uint32_t> parked{0};
   std::atomic<bool> caller_parked{false};
   std::vector<std::thread> threads;
-  std::vector<AlignedBuffer<uint8_t>> scratch;  // one for each, the caller's too
+  std::vector<AlignedBuffer<uint8_t>> scratch;  // by thread, the caller's first
 
   static uint32_t Epoch(uint64_t claim) {
     return static_cast<uint32_t>(claim >> 32);
@@ -86,8 +86,9 @@ struct ThreadPool::Shared {
     const void* const f = fn.load(std::memory_order_acquire);
     const ErasedFn c = call.load(std::memory_order_acquire);
     const uint32_t count = num_tasks.load();
-    // Told once, not for each task: threads that write into one place wait for
-    // each other there. The loop, and with it the epoch, lasts until then.
+    // The number is subtracted once, not for each task, because threads that
+    // write to one place wait for each other. The loop, and with it the epoch,
+    // lasts until then.
     uint32_t done = 0;
     uint64_t current = claim.load(std::memory_order_acquire);
     while (Epoch(current) == epoch) {
@@ -193,9 +194,9 @@ void ThreadPool::RunErased(size_t num_tasks, const void* fn, ErasedFn call) {
   if (clock_ != nullptr) clock_->Fork();
   s.parallel_loops.store(s.parallel_loops.load(std::memory_order_relaxed) + 1,
                          std::memory_order_relaxed);
-  // First the old epoch is closed: a late worker of the last loop, which may
-  // read the new number of tasks, finds no task below it and its
-  // compare-and-swap on an older claim fails.
+  // First the old epoch is closed. A late worker of the last loop may read the
+  // new number of tasks, but finds no task below it, and its compare-and-swap
+  // on an older claim fails.
   const uint32_t epoch = Shared::Epoch(s.claim.load());
   s.claim.store(uint64_t{epoch} << 32 | kClosed);
   s.fn.store(fn);

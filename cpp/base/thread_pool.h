@@ -11,16 +11,22 @@
 
 namespace gkv {
 
-// Fixed set of threads that run the tasks of one parallel loop at a time.
-// Workers spin for a short while between loops (a decode step has about a
-// hundred of them) and then park: an idle pool uses no processor time.
-// Results never depend on which thread ran which task, so callers must make
-// tasks independent.
+// A fixed set of threads that run the tasks of one parallel loop at a time.
+//
+// Run() starts a loop. The thread that calls it takes part as thread 0; the
+// others are workers, which live as long as the pool. Threads take the tasks of
+// a loop one by one from a common atomic counter, and hold no lock while they
+// run them. A worker that finds no task left spins for a short while, since a
+// decode step has about a hundred loops, and then parks on a condition
+// variable, so an idle pool uses no processor time. The next Run() wakes it.
+// Run() itself spins and parks in the same way until all tasks have returned.
+// Which thread runs which task is left to chance, so callers must make tasks
+// independent: then results do not depend on it.
 class ThreadPool {
  public:
-  // `num_threads` counts the caller of Run: 1 starts no thread. With
-  // `processors`, one for each thread, they stay on them; the first is the
-  // caller's, who holds a ScopedPin on it while it calls Run.
+  // `num_threads` counts the caller of Run: 1 starts no thread. `processors`
+  // has none, or one for each thread, to which the thread is pinned. The first
+  // is the caller's, who holds a ScopedPin on it while it calls Run.
   // Throws InvalidArgument outside [1, kMaxThreads], IoError if the operating
   // system refuses a thread, or to pin it, and std::bad_alloc.
   explicit ThreadPool(size_t num_threads,
@@ -32,15 +38,15 @@ class ThreadPool {
 
   static constexpr size_t kMaxThreads = 256;
 
-  // The largest that a task needs; stacks may be small.
+  // The most scratch memory that a task needs. Stacks may be too small for it.
   static constexpr size_t kScratchBytes = 304 * 1024;
 
   size_t num_threads() const { return num_threads_; }
 
-  // Memory [kScratchBytes], aligned to 64 bytes, for the task that `thread`
-  // runs: its content is whatever the last task has left. It takes no memory
-  // of the machine until it is used. A task that another one runs as a loop of
-  // one task shares it with thread 0.
+  // Returns memory [kScratchBytes], aligned to 64 bytes, for the task that
+  // `thread` runs. Its content is whatever the last task has left there. It
+  // takes no memory of the machine until it is used. A loop of one task that a
+  // task runs has the memory of thread 0.
   uint8_t* scratch(size_t thread);
 
   // Calls fn(task, thread) once for each task in [0, num_tasks), thread in
@@ -57,20 +63,21 @@ class ThreadPool {
     });
   }
 
-  // Loops so far that several threads took part in. Each costs the time of
-  // waking and joining them. Any thread may ask.
+  // Returns the number of loops so far that several threads took part in. Each
+  // costs the time of waking and joining them. Any thread may ask.
   size_t parallel_loops() const;
 
-  // Who is told what steps spend their time on; null: nobody. Not owned; no
-  // step may be in progress.
+  // Sets the clock that measures what steps spend their time on; null for none.
+  // Not owned. Requires: no step in progress.
   void set_clock(StepClock* clock) { clock_ = clock; }
-  // On the thread that calls Run, outside of it: from now on it is this part of
-  // a step.
+  // Tells the clock that another part of a step begins. Called on the thread
+  // that calls Run, outside of Run.
   void Enter(StepPart part) const {
     if (clock_ != nullptr) clock_->Enter(part);
   }
 
-  // Processors that this process may use (affinity mask), at least 1.
+  // Returns the number of processors that the calling thread may use (affinity
+  // mask), but at least 1 and at most kMaxThreads.
   static size_t AvailableProcessors();
 
  private:

@@ -17,7 +17,7 @@ inline int64_t Nanoseconds(const struct timespec& time) {
   return int64_t{time.tv_sec} * kSecondNs + time.tv_nsec;
 }
 
-// The reverse, of a time that is not negative.
+// The reverse. Requires: nanoseconds >= 0.
 inline struct timespec TimespecOf(int64_t nanoseconds) {
   struct timespec time = {};
   time.tv_sec = static_cast<time_t>(nanoseconds / kSecondNs);
@@ -25,8 +25,8 @@ inline struct timespec TimespecOf(int64_t nanoseconds) {
   return time;
 }
 
-// Now, by the clock that file systems take the times of files from, which may
-// be put back.
+// Returns the time of the clock from which file systems take the times of
+// files. It may be set back.
 inline int64_t WallClockNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::system_clock::now().time_since_epoch())

@@ -21,7 +21,7 @@ struct Worker::State {
   Mutex mutex{AtFork::kWaits};
   Condition changed{mutex};
   std::deque<Task> tasks GUARDED_BY(mutex);  // that have not begun
-  bool running GUARDED_BY(mutex) = false;    // a task
+  bool running GUARDED_BY(mutex) = false;    // whether a task runs
   bool stopping GUARDED_BY(mutex) = false;
   bool abandoned GUARDED_BY(mutex) = false;
   std::thread thread GUARDED_BY(mutex);
@@ -32,7 +32,7 @@ Worker::Worker() : state_(std::make_shared<State>()) {}
 Worker::~Worker() {
   State& state = *state_;
   if (in_child()) {
-    // The parent has the thread: its handle can be neither joined nor dropped.
+    // The parent has the thread: its handle can be neither joined nor freed.
     if (state.thread.joinable()) (void)new std::thread(std::move(state.thread));
     return;
   }
@@ -81,7 +81,7 @@ void Worker::Loop(const std::shared_ptr<State>& shared) {
     state.running = true;
     lock.Unlock();
     task();
-    task = nullptr;  // before anybody hears that it has run
+    task = nullptr;  // destroyed before Wait() returns
     lock.Lock();
     state.running = false;
     if (state.abandoned) return;

@@ -20,7 +20,7 @@ const KvLayerSpec& LayerOf(const KVCache& cache, size_t layer) {
   return layers[layer];
 }
 
-// A method of the cache that takes a layer.
+// Makes a method of the cache that takes a layer.
 template <typename Fn>
 auto ByLayer(Fn fn) {
   return [fn](const KVCache& cache, size_t layer) {
@@ -122,9 +122,9 @@ const char* NameOf(KvDtype dtype) {
 void RegisterCache(py::module_& module) {
   RegisterPool(module);
   py::class_<Truncation>(module, "Truncation",
-                         "Cost of `KVCache.truncate` at the next use.")
+                         "The cost of `KVCache.truncate` at the next use.")
       .def_readonly("replay_tokens", &Truncation::replay_tokens,
-                    "Tokens that the next use computes again.")
+                    "The number of tokens that the next use computes again.")
       .def("__repr__", [](const Truncation& t) {
         return StrCat("Truncation(replay_tokens=", t.replay_tokens, ")");
       });
@@ -172,7 +172,7 @@ void RegisterCache(py::module_& module) {
             const GilReleased no_gil;
             cache.Append(cache.Lock(&CheckSignals), ids);
           },
-          py::arg("tokens"), "Tokens that the next use computes.")
+          py::arg("tokens"), "Appends tokens, which the next use computes.")
       .def(
           "truncate",
           [](KVCache& cache, size_t n) {
@@ -208,7 +208,8 @@ void RegisterCache(py::module_& module) {
                    config.MakeKvLayout(layout.dtype(), layout.block_tokens())
                        ->hash();
           },
-          py::arg("config"), "Whether a model of this shape can use it.")
+          py::arg("config"),
+          "Returns whether a model of this shape can use the cache.")
       .def("layer_kind",
            ByLayer([](const KvLayerSpec& spec, const KVCache&, size_t) {
              return NameOf(spec.kind);
@@ -251,7 +252,8 @@ void RegisterCache(py::module_& module) {
         return py::make_tuple(check.version, sections);
       },
       py::arg("data"),
-      "Format version, and (name, offset, bytes, problem) of each section.");
+      "Returns the format version, and (name, offset, bytes, problem) of each "
+      "section.");
 
   module.def(
       "create_kv_cache",

@@ -53,7 +53,7 @@ py::object ToPython(const Field& field, double number) {
   return py::int_(static_cast<size_t>(number));
 }
 
-// A number, or a list with one for each layer where layers differ.
+// Returns a number, or a list with one for each layer if layers differ.
 py::object ToPython(const Field& field, const ModelConfig& config) {
   const std::vector<double> numbers = field.Get(config);
   if (numbers.size() == 1) return ToPython(field, numbers[0]);
@@ -77,7 +77,7 @@ double FromPython(const Field& field, py::handle value) {
   }
 }
 
-// Takes the field out of the keywords.
+// Sets a field from the keywords and takes it out of them.
 void SetField(const Field& field, py::kwargs& kwargs, ModelConfig& config) {
   std::vector<double> numbers = field.Default(config);
   py::object given = kwargs.attr("pop")(field.name, py::none());
@@ -152,7 +152,7 @@ std::pair<std::string, std::vector<DifferenceTuple>> Differences(
   return {named == nullptr ? std::string() : named->name, std::move(found)};
 }
 
-// The keywords, as Python writes them.
+// Returns the signature with all keywords, as Python writes it.
 std::string Signature() {
   std::string text =
       "__init__(self, *, name='', architecture, layer_kinds, eos_ids=[1], "
@@ -175,10 +175,10 @@ void RegisterConfig(py::module_& module) {
   options.disable_function_signatures();
   py::class_<ModelConfig> model_config(
       module, "ModelConfig",
-      "Shape of a model. Immutable.\n\nWhat layers may differ in (heads, "
-      "head_dim, ffn_dim, window, rotary\nembeddings, shared keys and values) "
-      "is given as a number, or as a list with\nan entry for each layer; the "
-      "properties are lists where layers differ.");
+      "The shape of a model. Immutable.\n\nFields in which layers may differ "
+      "(heads, head_dim, ffn_dim, window, rotary\nembeddings, shared keys and "
+      "values) take a number, or a list with an entry for\neach layer. The "
+      "properties are lists if layers differ.");
   model_config.def(py::init(&MakeConfig), py::kw_only(), py::arg("name") = "",
                    py::arg("architecture"), py::arg("layer_kinds"),
                    py::arg("eos_ids") = std::vector<int32_t>{1},
@@ -195,14 +195,15 @@ void RegisterConfig(py::module_& module) {
           [](const std::string& name) {
             return ConfigOf(ModelTypeFromName(name));
           },
-          py::arg("name"), "The published shape of a named type.")
+          py::arg("name"), "Returns the published shape of a named type.")
       .def_static(
           "from_gguf",
           [](const std::filesystem::path& path) {
             GgufFile file(path.native());
             return ConfigFromGguf(file);
           },
-          py::arg("path"), "The shape that a GGUF file's metadata states.")
+          py::arg("path"),
+          "Returns the shape that a GGUF file's metadata state.")
       .def_static(
           "from_family",
           [](const std::string& architecture, size_t hidden_size,
@@ -220,16 +221,17 @@ void RegisterConfig(py::module_& module) {
           py::arg("architecture"), py::kw_only(), py::arg("hidden_size"),
           py::arg("num_layers"), py::arg("num_heads"), py::arg("kv_heads"),
           py::arg("head_dim"), py::arg("ffn_dim"),
-          "What models of a family have in common, at these sizes. Not "
-          "checked, "
-          "and not complete: a beginning for readers of model files.")
+          "Returns what models of a family have in common, at these sizes. It "
+          "is neither checked nor complete: a beginning for readers of model "
+          "files.")
       .def(
           "named",
           [](ModelConfig config) {
             NameByShape(config);
             return config;
           },
-          "The same with the name of the type that has this shape, if any.")
+          "Returns the same shape with the name of the type that has it, if "
+          "there is one.")
       .def_readonly("name", &ModelConfig::name)
       .def_readonly("architecture", &ModelConfig::architecture)
       .def_property_readonly("layer_kinds", &KindsOf)
@@ -246,7 +248,7 @@ void RegisterConfig(py::module_& module) {
              return text + ")";
            })
       .def("arguments", &Arguments,
-           "Keywords that make the same configuration.")
+           "Returns keywords that make the same configuration.")
       .def_static(
           "json_keys",
           [] {
@@ -258,15 +260,15 @@ void RegisterConfig(py::module_& module) {
             }
             return keys;
           },
-          "(keyword, key in config.json, whether it is a size) of the fields "
-          "that all families state alike.")
+          "Returns (keyword, key in config.json, whether it is a size) of the "
+          "fields that all families state alike.")
       .def_property_readonly(
           "state_bytes",
           [](const ModelConfig& config) {
             return config.MakeKvLayout(KvDtype::kF32, kDefaultBlockTokens)
                 ->state_bytes();
           },
-          "Bytes of the states of the recurrent layers of a conversation; 0 "
+          "The bytes of the states of a conversation's recurrent layers; 0 "
           "without such layers.")
       .def(
           "kv_bytes_per_token",
@@ -280,9 +282,9 @@ void RegisterConfig(py::module_& module) {
                              layout->bytes_per_token(LayerKind::kSliding));
           },
           py::arg("dtype") = "bf16",
-          "Bytes that a token takes in full-attention layers and, while it is "
-          "in the window, in sliding layers; 0 of models of embeddings and of "
-          "drafters, which hold no conversation.")
+          "Returns the bytes that a token takes in full-attention layers and, "
+          "while it is in the window, in sliding layers. Both are 0 for models "
+          "of embeddings and for drafters, which hold no conversation.")
       .def(
           "kv_bytes_at",
           [](const ModelConfig& config, size_t tokens,
@@ -293,14 +295,14 @@ void RegisterConfig(py::module_& module) {
                 ->bytes_at(tokens);
           },
           py::arg("tokens"), py::arg("dtype") = "bf16",
-          "KV bytes of a conversation of so many tokens.");
+          "Returns the KV bytes of a conversation of this many tokens.");
 
   module.def("compare_with_named", &Differences, py::arg("config"),
-             "The named type with as many layers, heads and hidden values, "
-             "\"\" if there is none, and (field, layer or None, found, "
-             "expected) of each field that is another there.");
+             "Returns the named type with as many layers, heads and hidden "
+             "values, \"\" if there is none, and (field, layer or None, found, "
+             "expected) of each field that has another value there.");
   module.def("model_type_names", [] { return NamesOf(NamedConfigs()); },
-             "Names of all model types.");
+             "Returns the names of all model types.");
 }
 
 }  // namespace gkv

@@ -58,7 +58,7 @@ void RegisterFolderStore(py::module_& module) {
       .def_property_readonly("budget_bytes", &FolderStore::budget_bytes)
       .def("sweep", &Sweep)
       .def_static("describe", &Describe, py::arg("path"),
-                  "What is in a folder; makes nothing.");
+                  "Describes what is in a folder, and makes nothing there.");
 }
 
 }  // namespace gkv

@@ -17,6 +17,18 @@
 #include "io/tensor_files.h"
 #include "model/embedding.h"
 
+// Registers the engine (Gemma, called Engine in Python) and what its calls
+// give.
+//
+// Start() makes a Call, which holds the token streams of its requests, one if
+// it is streamed. Without a bell it waits for the locks of the caches and, if
+// the call is not streamed, until all requests have ended. With a bell it waits
+// for nothing: the bell rings when a cache is free, and later when there are
+// events or the end. Whatever waits releases the interpreter's lock and looks
+// for Ctrl-C every kSignalInterval. Threads of the engine take the lock only to
+// run code of users (bindings.h). A streamed Call that is destroyed early
+// cancels its requests; any other undoes them, unless their results were taken.
+
 namespace gkv {
 namespace {
 
@@ -44,7 +56,7 @@ std::span<const int32_t> SpanOf(const TokenArray& tokens) {
   return {tokens.data(), static_cast<size_t>(tokens.size())};
 }
 
-// "" is none.
+// Returns the type to quantize to; none for "".
 std::optional<TensorType> TargetOf(const std::string& quantize) {
   if (quantize.empty()) return std::nullopt;
   return QuantizeTargetFromName(quantize);
@@ -52,7 +64,7 @@ std::optional<TensorType> TargetOf(const std::string& quantize) {
 
 using Streams = std::vector<std::shared_ptr<TokenStream>>;
 
-bool Done(const Streams& streams) {
+bool AllDone(const Streams& streams) {
   return std::all_of(streams.begin(), streams.end(),
                      [](const auto& stream) { return stream->done(); });
 }
@@ -69,11 +81,11 @@ std::vector<GenerateResult> ResultsOf(const Streams& streams) {
   return results;
 }
 
-// Waits for requests with the interpreter's lock released, calling `poll` now
-// and then, and in the end, with true, when all have succeeded. If that throws
-// or one of them fails, all are undone: their caches are as before the call.
-// Later aborts undo it, too, until the streams are confirmed:
-// what there was before holds blocks until then.
+// Waits for requests, with the interpreter's lock released. Calls poll(false)
+// now and then, and poll(true) when all have succeeded. If that throws, or if a
+// request fails, all are undone: their caches are as before the call. Until the
+// streams are confirmed a later abort undoes them, too, and the former content
+// of the caches holds its blocks.
 void WaitAll(const Streams& streams, const std::function<void(bool)>& poll) {
   try {
     for (const auto& stream : streams) {
@@ -133,7 +145,8 @@ py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
   return logits;
 }
 
-// "" is what the model is trained for.
+// Returns the pooling of this name; for "" the one that the model is trained
+// for.
 Pooling PoolingOf(const std::string& name) {
   if (name.empty()) return Pooling::kModel;
   if (name == "mean") return Pooling::kMean;
@@ -166,9 +179,9 @@ py::array_t<float> Embed(Gemma& gemma, const std::vector<TokenArray>& texts,
   return ArrayOf(std::move(vectors), {texts.size(), whole});
 }
 
-// A running call: of one row if it is streamed. Letting go of it cancels, or
-// has what is not streamed undone unless its results were taken. Only next(),
-// wait() and result() wait.
+// A call of the engine, which may still run. It has one stream if it is
+// streamed. Its destructor cancels a streamed call, and undoes any other whose
+// results were not taken. Only Next(), Wait() and Result() wait.
 class Call {
  public:
   Call(Streams streams, bool streamed)
@@ -185,13 +198,14 @@ class Call {
 
   static constexpr size_t kAll = std::numeric_limits<size_t>::max();
 
-  // Requires of these three: the interpreter's lock is not held if they wait.
+  // Next(), Wait() and Result() require that the interpreter's lock is not held
+  // if they wait.
   std::optional<TokenEvent> Next(double timeout_s) {
     TokenStream& stream = *streams_[0];
     const auto deadline = std::chrono::steady_clock::now() +
                           std::chrono::duration<double>(timeout_s);
     const bool waits = timeout_s > 0;
-    if (waits) WakeAll({this});  // it may have been read without
+    if (waits) WakeAll({this});  // earlier reads may not have waited
     while (true) {
       if (auto event = stream.NextEvent(
               waits ? kSignalInterval : std::chrono::milliseconds(0), waits)) {
@@ -205,8 +219,9 @@ class Call {
       if (std::chrono::steady_clock::now() >= deadline) return std::nullopt;
     }
   }
-  // All events that are there, and whether these were the last. Throws what the
-  // request failed with once there are none. Waits for nothing.
+  // Returns all events that are there, and whether these were the last. Once
+  // there are none, throws the error that the request failed with. Does not
+  // wait.
   std::pair<std::vector<TokenEvent>, bool> Take() {
     TokenStream& stream = *streams_[0];
     std::vector<TokenEvent> events;
@@ -244,10 +259,10 @@ class Call {
     const TokenStream& stream = *streams_[0];
     return stream.waits_for_reader() || (stream.done() && !stream.Drained());
   }
-  bool done() const { return Done(streams_); }
+  bool done() const { return AllDone(streams_); }
   void PrepareToWait() const { streams_[0]->PrepareToWait(); }
   size_t progress() const { return ProgressOf(streams_); }
-  // Positions of the prompt.
+  // Returns the first position of the prompt and the one after its last.
   std::pair<size_t, size_t> prompt_range() const {
     return {streams_[0]->prompt_begin(), streams_[0]->prompt_end()};
   }
@@ -257,18 +272,20 @@ class Call {
     Confirm();
     return results;
   }
-  // After reads that did not wait.
+  // Lets calls go on after reads that did not wait. All are acknowledged before
+  // one is notified, so that their next tokens share a step.
   static void WakeAll(const std::vector<Call*>& calls) {
-    std::vector<TokenStream*> behind;
+    std::vector<TokenStream*> waited_for;
     for (Call* call : calls) {
       TokenStream* const stream = call->streams_[0].get();
-      if (stream->Acknowledge()) behind.push_back(stream);
+      if (stream->Acknowledge()) waited_for.push_back(stream);
     }
-    for (TokenStream* stream : behind) stream->Notify();
+    for (TokenStream* stream : waited_for) stream->Notify();
   }
-  // What Python code of the requests raised is kept here to be raised again,
-  // and refers to this by the frames of its traceback: the collector finds that
-  // cycle. Each exception once. Requires: the interpreter's lock is held.
+  // Visits, once each, the exceptions that Python code of the requests raised.
+  // They are kept here to be raised again, and refer to this call by the frames
+  // of their tracebacks. The garbage collector must see that cycle. Requires:
+  // the interpreter's lock is held.
   template <typename Visit>
   int VisitRaised(const Visit& visit) const {
     std::vector<std::exception_ptr> seen;
@@ -307,8 +324,8 @@ class Call {
   bool taken_ = false;  // the results
 };
 
-// (ids, log-probabilities) [rows, n], or [n] for 0 rows; None if there are
-// none.
+// Returns (ids, log-probabilities) [rows, n], or [n] for 0 rows; None if there
+// are none.
 py::object TopArrays(std::span<const TokenLogprob> top, size_t rows) {
   if (top.empty()) return py::none();
   std::vector<int32_t> ids;
@@ -333,7 +350,8 @@ py::object LogprobOf(const TokenEvent& event) {
   return py::float_(event.logprob);
 }
 
-// What a server asks for with every token: one call, and no objects of classes.
+// Takes events as plain tuples in one call. A server does this with every
+// token.
 py::tuple TakeEvents(Call& call) {
   const auto [events, drained] = call.Take();
   py::list found;
@@ -345,14 +363,14 @@ py::tuple TakeEvents(Call& call) {
   return py::make_tuple(std::move(found), drained);
 }
 
-// The Call of a Python object; null while it is being made.
+// Returns the Call of a Python object; null while that is being made.
 Call* CallOf(PyObject* object) {
   auto* const instance = reinterpret_cast<py::detail::instance*>(object);
   py::detail::value_and_holder made = instance->get_value_and_holder();
   return made.holder_constructed() ? made.value_ptr<Call>() : nullptr;
 }
 
-// Has Python's garbage collector look into calls.
+// Lets Python's garbage collector look into calls.
 void CollectCalls(PyHeapTypeObject* heap_type) {
   PyTypeObject* const type = &heap_type->ht_type;
   type->tp_flags |= Py_TPFLAGS_HAVE_GC;
@@ -369,10 +387,11 @@ void CollectCalls(PyHeapTypeObject* heap_type) {
   };
 }
 
-// With a bell it waits for nothing: none where a cache is in use, and the bell
-// rings when it is free. Without a bell, what is not streamed has ended when it
-// returns: so a KeyboardInterrupt, which Python raises between any two of its own
-// steps, never comes while the caches are in use.
+// Starts a call. With a bell it waits for nothing: it returns none if a cache
+// is in use, and the bell rings when that is free. Without a bell, a call that
+// is not streamed has ended when this returns. So a KeyboardInterrupt, which
+// Python raises between any two of its own steps, never comes while the caches
+// are in use.
 std::optional<Call> Start(Gemma& gemma,
                           const std::vector<std::shared_ptr<KVCache>>& caches,
                           const std::vector<TokenArray>& prompts,
@@ -466,24 +485,25 @@ void RegisterResults(py::module_& module) {
           },
           py::arg("timeout_s") = 0.0)
       .def("take", &TakeEvents,
-           "Tuples (bytes, token_id, logprob, finish_reason, top_logprobs) of "
-           "all events that are there, without waiting, and whether no others "
-           "come. They make no room for further tokens before `wake`.")
+           "Returns tuples (bytes, token_id, logprob, finish_reason, "
+           "top_logprobs) of all events that are there, without waiting, and "
+           "whether no others come. Taking them makes no room for further "
+           "tokens before `wake`.")
       .def("cancel", &Call::Cancel, py::arg("read") = Call::kAll)
       .def("abort", &Call::Abort)
       .def_property_readonly("waits_for_reader", &Call::WaitsForReader)
       .def_property_readonly("done", &Call::done)
       .def("prepare_to_wait", &Call::PrepareToWait,
-           "To be called before waiting for it: raises where that would be "
-           "waiting for oneself.")
+           "Must be called before waiting for the call. Raises an error if "
+           "the thread would wait for itself.")
       .def_property_readonly("progress", &Call::progress)
       .def_static("wake", &Call::WakeAll, py::arg("calls"),
-                  "Goes on with all of them, in steps that they share.")
+                  "Continues all of these calls, in steps that they share.")
       .def_property_readonly("prompt_range", &Call::prompt_range)
       .def("watch", &Call::Watch, py::arg("bell"))
       .def("wait", &Call::Wait, py::arg("progress") = py::none(), no_gil,
-           "`progress(tokens, ended)` is called now and then; what it raises "
-           "undoes the call.")
+           "Waits for the end. Calls `progress(tokens, ended)` now and then; "
+           "what that raises undoes the call.")
       .def("result", &Call::Result, no_gil)
       .def("results", &Call::Results);
 }
@@ -566,7 +586,7 @@ void RegisterGemma(py::module_& module) {
                 OptionsOf(threads, progress, packed_folder, quantize, profile,
                           pin_threads);
             const GilReleased no_gil;
-            return Unlocked(Gemma::Load(path, options));
+            return LetEndAnywhere(Gemma::Load(path, options));
           },
           py::arg("path"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "",
@@ -584,15 +604,15 @@ void RegisterGemma(py::module_& module) {
                           pin_threads);
             const GilReleased no_gil;
             TensorFiles files(description, paths, PlacesOf(places));
-            return Unlocked(Gemma::FromTensors(config, files, options));
+            return LetEndAnywhere(Gemma::FromTensors(config, files, options));
           },
           py::arg("config"), py::arg("description"), py::arg("paths"),
           py::arg("places"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "",
           py::arg("quantize") = "", py::arg("profile") = false,
           py::arg("pin_threads") = false,
-          "Weights at known places in files: (name, file, offset, type, rows, "
-          "columns, form, blocks), see io/tensor_files.h.")
+          "Loads weights at known places in files: (name, file, offset, type, "
+          "rows, columns, form, blocks), see io/tensor_files.h.")
       .def_static(
           "from_tensors",
           [](const ModelConfig& config, py::object source, size_t threads,
@@ -603,7 +623,7 @@ void RegisterGemma(py::module_& module) {
             options.quantize = TargetOf(quantize);
             options.profile = profile;
             options.pin_threads = pin_threads;
-            return Unlocked(Gemma::FromTensors(config, tensors, options));
+            return LetEndAnywhere(Gemma::FromTensors(config, tensors, options));
           },
           py::arg("config"), py::arg("source"), py::arg("threads") = 0,
           py::arg("quantize") = "", py::arg("profile") = false,
@@ -628,7 +648,7 @@ void RegisterGemma(py::module_& module) {
             return py::make_tuple(placement.pinned,
                                   std::move(processors));
           },
-          "(whether pinned, processors as of `placement_order`).")
+          "(whether pinned, processors as `placement_order` has them).")
       .def_property_readonly(
           "packed_report",
           [](const Gemma& gemma) {
@@ -649,7 +669,8 @@ void RegisterGemma(py::module_& module) {
             }
             return matrices;
           },
-          "(name, type, rows, columns, bytes) of each, as they are kept.")
+          "Returns (name, type, rows, columns, bytes) of each matrix, as it is "
+          "kept.")
       .def_property_readonly("steps", StatOf<&Gemma::Stats::steps>)
       .def_property_readonly("parallel_loops",
                              StatOf<&Gemma::Stats::parallel_loops>)
@@ -659,18 +680,19 @@ void RegisterGemma(py::module_& module) {
            py::call_guard<GilReleased>())
       .def_property_readonly("profiled", &Gemma::profiled)
       .def("profile", &ProfileOf,
-           "By phase (steps, rows, loops, seconds, {part: (seconds, serial "
-           "seconds)}).")
+           "Returns (steps, rows, loops, seconds, {part: (seconds, serial "
+           "seconds)}) by phase.")
       .def_property_readonly("draft_rows", StatOf<&Gemma::Stats::draft_rows>)
       .def(
           "with_draft",
           [](const Gemma& gemma, const std::shared_ptr<Gemma>& draft) {
-            return Unlocked(gemma.WithDraft(draft));
+            return LetEndAnywhere(gemma.WithDraft(draft));
           },
           py::arg("draft"),
-          "The same model, whose requests may ask the draft; None: none.")
+          "Returns the same model, whose requests may ask the draft; with None "
+          "there is no draft.")
       .def("check_fits", &Gemma::CheckFits, py::arg("cache"),
-           "Raises what a request with this conversation would.")
+           "Raises the error that a request with this conversation would.")
       .def(
           "set_token_bytes",
           [](Gemma& gemma, const std::vector<py::bytes>& token_bytes) {
@@ -686,21 +708,21 @@ void RegisterGemma(py::module_& module) {
            py::arg("boundaries") = std::vector<std::vector<size_t>>(),
            py::arg("constraints") = std::vector<py::object>(),
            py::arg("progress") = py::none(),
-           "None, without waiting, if a cache is in use and there is a bell. "
-           "Without a bell, what is not streamed has ended, and "
-           "`progress(tokens, ended)` is called now and then; what it raises "
-           "undoes the call.")
+           "Starts a call. With a bell it does not wait, and returns None if a "
+           "cache is in use. Without a bell, a call that is not streamed has "
+           "ended when this returns, and `progress(tokens, ended)` is called "
+           "now and then; what that raises undoes the call.")
       .def_property_readonly("embedding_dims",
                              [](const Gemma& gemma) {
                                return EmbeddingDims(gemma.config());
                              })
       .def("draft_logits", &DraftLogits, py::arg("tokens"), py::arg("guesses"),
-           "What the drafter says behind the tokens, [guesses, vocab_size]; "
-           "each guess is the likeliest token of the one before.")
+           "Returns the drafter's logits after the tokens, [guesses, "
+           "vocab_size]. Each guess is the likeliest token of the one before.")
       .def("embed", &Embed, py::arg("texts"), py::arg("dim"),
            py::arg("pooling"), py::arg("progress") = py::none(),
-           "[len(texts), dim], or of the whole vector for 0. `progress()` is "
-           "called now and then; what it raises ends the call.")
+           "Returns vectors [len(texts), dim], or the whole ones for 0. Calls "
+           "`progress()` now and then; what that raises ends the call.")
       .def("logits", &Logits, py::arg("cache"), py::arg("tokens"),
            py::arg("all_positions"));
 }

@@ -84,7 +84,8 @@ std::vector<TensorTuple> Tensors(const GgufFile& file) {
   return tensors;
 }
 
-// The way of every weight: packed as the kernels read it, then as floats.
+// Reads a tensor as models do: packed as the kernels read it, then unpacked to
+// floats.
 py::array_t<float> ReadTensor(GgufFile& file, const std::string& name) {
   const std::optional<TensorView> view = file.Find(name);
   if (!view) throw py::key_error(name);
@@ -129,8 +130,8 @@ std::vector<ProcessorTuple> PlacementTuples(const std::vector<int>& ids,
   return order;
 }
 
-// What others may have to wait for; letting them go on takes longer than a
-// shorter text.
+// Texts that are longer are encoded without the interpreter's lock, so that
+// other threads need not wait. Releasing it takes longer than a shorter text.
 constexpr size_t kLongTextBytes = 16 << 10;
 
 std::vector<int32_t> Encode(const PieceEncoder& encoder,
@@ -196,11 +197,11 @@ void RegisterInfo(py::module_& module) {
           },
           py::arg("key"))
       .def("read_tensor", &ReadTensor, py::arg("name"),
-           "Weights as float32 [rows, columns], exactly as the model uses "
-           "them; a vector is one row.")
+           "Returns weights as float32 [rows, columns], exactly as the model "
+           "uses them; a vector is one row.")
       .def("tensors", &Tensors,
-           "(name, type, type id, shape, bytes) of each tensor; the shape is "
-           "the file's: fastest dimension first.");
+           "Returns (name, type, type id, shape, bytes) of each tensor. The "
+           "shape is the file's: fastest dimension first.");
 
   module.def(
       "sentencepiece_model",
@@ -209,9 +210,9 @@ void RegisterInfo(py::module_& module) {
             WithoutGil([&] { return Vocabulary(file).SentencePieceModel(); }));
       },
       py::arg("file"),
-      "Serialized SentencePiece model of a file's vocabulary.");
+      "Returns the serialized SentencePiece model of a file's vocabulary.");
   module.def("has_merges", &Vocabulary::HasMerges, py::arg("file"),
-             "Whether merges decide in a file's vocabulary, not scores.");
+             "Returns whether a file's vocabulary goes by merges, not scores.");
   py::class_<PieceEncoder>(module, "PieceEncoder")
       .def(py::init([](const GgufFile& file) {
              const GilReleased no_gil;
@@ -222,13 +223,14 @@ void RegisterInfo(py::module_& module) {
       .def("__len__", &PieceEncoder::size)
       .def("encode", &Encode, py::arg("text"))
       .def("find", &PieceEncoder::Find, py::arg("piece"),
-           "The token of a piece; -1 if there is none.")
+           "Returns the token of a piece; -1 if there is none.")
       .def("piece", &PieceOf, py::arg("id"))
       .def("pieces", &PiecesOf)
       .def("is_byte", &IsByte, py::arg("id"))
-      .def("silent", &SilentOf, "Control, unused and unknown tokens.");
+      .def("silent", &SilentOf,
+           "Returns the control, unused and unknown tokens.");
   module.def("is_control_name", &IsControlName, py::arg("piece"),
-             "Whether a piece is a control token by its name.");
+             "Returns whether a piece is a control token by its name.");
   module.def(
       "other_parts",
       [](const std::vector<std::string>& names) {
@@ -238,11 +240,13 @@ void RegisterInfo(py::module_& module) {
         return found;
       },
       py::arg("names"),
-      "Tensors of parts beside a language model, such as image encoders.");
+      "Returns the names of tensors of parts beside a language model, such as "
+      "image encoders.");
   module.def("tensor_types", [] { return NamesOf(kTensorTypes); },
-             "Names of the tensor types that models may use.");
+             "Returns the names of the tensor types that models may use.");
   module.def("quantize_types", [] { return NamesOf(kQuantizeTargets); },
-             "What matrices can be quantized to while they are loaded.");
+             "Returns the types that matrices can be quantized to while they "
+             "are loaded.");
   const auto no_lock = py::call_guard<GilReleased>();
   py::class_<MachineProbe>(module, "MachineProbe")
       .def(py::init<size_t>(), py::arg("threads"), no_lock)
@@ -250,21 +254,23 @@ void RegisterInfo(py::module_& module) {
       .def("int8_ops_per_s", &MachineProbe::Int8OpsPerSecond, no_lock)
       .def("float_ops_per_s", &MachineProbe::FloatOpsPerSecond, no_lock);
   module.def("check_packed_file", &CheckPackedFile, py::arg("path"), no_lock,
-             "Raises CorruptFile unless every byte is what was packed.");
+             "Raises CorruptFile unless every byte is as it was packed.");
   module.def("cpu_info", &CpuInfo);
   module.def(
       "is_guest", [] { return python_is_guest; },
-      "Whether this thread is one of the core's: waiting there for what the "
-      "core does may be waiting for itself.");
+      "Returns whether this is a thread of the core. If it waits for what the "
+      "core does, it may wait for itself.");
   module.def("placement_order", &PlacementTuples, py::arg("ids"),
              py::arg("folder") = "",
-             "(id, core, NUMA node) of processors, in the order in which "
-             "threads are placed. `folder`: what says so, for tests.");
+             "Returns (id, core, NUMA node) of processors, in the order in "
+             "which threads are placed. Tests give the `folder` that describes "
+             "them.");
   module.def("trim_heap", &TrimHeap,
-             "Gives freed memory back to the system; after loading.");
+             "Gives freed memory back to the system. Called after loading.");
   module.def("force_target", &ForceTarget, py::arg("name"));
   module.def("numerics_id", &NumericsId,
-             "The current target's arithmetic: equal ids, equal bits.");
+             "Returns the id of the current target's arithmetic: equal ids, "
+             "equal bits.");
   module.def("numerics_version", [] { return kNumericsVersion; });
 }
 

@@ -13,7 +13,7 @@ namespace {
 
 using Row = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
-// Calls `processor` with arrays of its own: it may keep them.
+// Calls `processor` with copies of the arrays, which it may keep.
 void Process(PyObject* processor, std::span<const int32_t> token_ids,
              std::span<float> logits) {
   const py::array_t<int32_t> ids(static_cast<py::ssize_t>(token_ids.size()),
@@ -36,7 +36,7 @@ LogitsProcessor ProcessorOf(const py::object& callable) {
   if (callable.is_none()) return nullptr;
   return [callable = Share(callable)](std::span<const int32_t> token_ids,
                                       std::span<float> logits) {
-    InPython([&] { Process(callable.get(), token_ids, logits); });
+    RunInPython([&] { Process(callable.get(), token_ids, logits); });
   };
 }
 
@@ -73,7 +73,7 @@ void RegisterOptions(py::module_& module) {
           [](O& options, const py::object& callable) {
             options.logits_processor = ProcessorOf(callable);
           },
-          "None, or what is called; reads as whether there is one.")
+          "Set to None or a function; reads as whether there is one.")
       .def_property(
           "prefix_cache",
           [](const O& options) {

@@ -17,7 +17,8 @@ std::string ShapeOf(const py::array& array) {
   return text + "]";
 }
 
-// Expects [batch, columns, heads, head_dim]; -1 stands for any size.
+// Throws InvalidArgument unless the array has the expected shape, where -1
+// stands for any size.
 void CheckShape(const char* name, const py::array& array,
                 const std::vector<py::ssize_t>& expected, const char* layout) {
   bool good = array.ndim() == static_cast<py::ssize_t>(expected.size());
@@ -91,7 +92,7 @@ py::array_t<float> Attend(const PaddedCache& cache, const Floats& q,
   return out;
 }
 
-// int64 [batch].
+// Returns int64 [batch].
 py::array_t<int64_t> CountsOf(const std::vector<size_t>& counts) {
   return ArrayOf(std::vector<int64_t>(counts.begin(), counts.end()),
                  {counts.size()});

@@ -65,7 +65,7 @@ py::dict StoreStatsOf(const BlockStore& store) {
   return DictOf(WithoutGil([&] { return store.stats(); }));
 }
 
-// Waits for what the tiers below RAM have.
+// Fetches what the tiers below RAM have, and waits for it.
 std::shared_ptr<PrefixFetch> FetchNow(const PrefixView& view,
                                       const KVCache& cache,
                                       std::span<const int32_t> tokens,
@@ -94,7 +94,8 @@ void Match(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
 }
 
 // Brings what the tiers below RAM have of the tokens into RAM. The cache, which
-// is empty, says in which blocks. Returns how many are known there then.
+// is empty, says of which layout and pool the blocks are. Returns how many
+// tokens are then known in RAM.
 size_t Prefetch(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
   const std::span tokens(array.data(), static_cast<size_t>(array.size()));
   const GilReleased no_gil;
@@ -137,7 +138,8 @@ void RegisterPrefix(py::module_& module) {
 
   py::class_<PrefixCache, std::shared_ptr<PrefixCache>>(module, "PrefixCache")
       .def(py::init([](size_t ram_bytes, const PrefixTiers& tiers) {
-             return Unlocked(std::make_shared<PrefixCache>(ram_bytes, tiers));
+             return LetEndAnywhere(
+                 std::make_shared<PrefixCache>(ram_bytes, tiers));
            }),
            py::arg("ram_bytes"), py::arg("tiers") = PrefixTiers())
       .def_property_readonly(
@@ -183,12 +185,12 @@ void RegisterPrefix(py::module_& module) {
       [](const Gemma& gemma, const std::shared_ptr<PrefixCache>& cache,
          const std::string& salt) {
         const auto tenant = gemma.WithSalt(AsBytes(salt));
-        return Unlocked(tenant->WithPrefix(
+        return LetEndAnywhere(tenant->WithPrefix(
             cache ? gemma.MakePrefixView(cache, AsBytes(salt)) : nullptr));
       },
       py::arg("engine"), py::arg("cache"), py::arg("salt"),
-      "The same model for a tenant, whose requests use the cache; None: "
-      "none.");
+      "Returns the same model for a tenant, whose requests use the cache; with "
+      "None they use no cache.");
   module.def("prefix_match", &Match, py::arg("engine"), py::arg("cache"),
              py::arg("tokens"),
              "Fills an empty cache with what is known of the tokens.");
@@ -205,8 +207,8 @@ void RegisterPrefix(py::module_& module) {
       },
       py::arg("engine"), py::arg("cache"), py::arg("tokens"),
       py::arg("shared"),
-      "Removes what begins as the tokens, beyond the shared ones, from tiers "
-      "of files. The cache says in which layout.");
+      "Removes what begins with the tokens, beyond the `shared` first ones, "
+      "from tiers of files. The layout is that of the cache.");
   module.def(
       "prefix_pin",
       [](const Gemma& gemma, const KVCache& cache) {

@@ -18,13 +18,13 @@ namespace {
 constexpr double kMaxTimeoutS = 3600;
 constexpr const char* kMethods[] = {"get_many", "put_many", "has_many"};
 
-// A reference of a thread that has the interpreter's lock. Letting go of the
-// last one may run Python code.
+// A reference to a Python object, in a thread that has the interpreter's lock.
+// Dropping the last one may run Python code.
 class Ref {
  public:
   explicit Ref(PyObject* object) : object_(object) {}
   ~Ref() {
-    if (object_ != nullptr) OrStay([this] { Py_DECREF(object_); });
+    if (object_ != nullptr) CallOrStay([this] { Py_DECREF(object_); });
   }
   Ref(const Ref&) = delete;
   PyObject* get() const { return object_; }
@@ -33,7 +33,7 @@ class Ref {
   PyObject* const object_;
 };
 
-// Bytes that Python sees as a read-only buffer: views of it keep their owner.
+// Bytes that Python sees as a read-only buffer. Views of it keep their owner.
 class __attribute__((visibility("hidden"))) SharedBytes {
  public:
   explicit SharedBytes(RemoteValue value) : value_(std::move(value)) {}
@@ -45,7 +45,7 @@ class __attribute__((visibility("hidden"))) SharedBytes {
   RemoteValue value_;
 };
 
-// Buffers of Python objects, let go of on any thread.
+// Buffers of Python objects. They may be released on any thread.
 struct Buffers {
   std::vector<Py_buffer> views;
   Buffers() = default;
@@ -58,8 +58,8 @@ struct Buffers {
   }
 };
 
-// Throws the Python exception that is set, as words: it is told of on threads
-// that have no interpreter.
+// Throws the Python exception that is set as a std::runtime_error with its
+// words, since threads that have no interpreter report it.
 [[noreturn]] void ThrowPythonError() {
   PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
   PyErr_Fetch(&type, &value, &traceback);
@@ -69,10 +69,10 @@ struct Buffers {
                          ? reinterpret_cast<PyTypeObject*>(type)->tp_name
                          : "an error without a type";
   PyObject* said = nullptr;
-  if (value != nullptr) OrStay([&] { said = PyObject_Str(value); });
+  if (value != nullptr) CallOrStay([&] { said = PyObject_Str(value); });
   const Ref said_owner(said);
   const char* words = said != nullptr ? PyUnicode_AsUTF8(said) : nullptr;
-  if (words != nullptr) {  // some say pages
+  if (words != nullptr) {  // some have pages of them
     const std::string_view line(words);
     text += StrCat(": ", OneLine(line.substr(0, line.find('\n'))));
   }
@@ -80,18 +80,18 @@ struct Buffers {
   throw std::runtime_error(text);
 }
 
-// A Python object as a client. It is called on the threads of calls alone,
-// which take the interpreter's lock here and nowhere else.
+// A Python object as a client. Only the threads of remote calls call it. They
+// take the interpreter's lock here and nowhere else.
 class __attribute__((visibility("hidden"))) PythonClient final
     : public RemoteClient {
  public:
-  // Requires: the interpreter's lock, here alone.
+  // Requires: the interpreter's lock is held. Nothing else here requires that.
   explicit PythonClient(const py::object& client)
       : client_(client.inc_ref().ptr()),
         deletes_(py::hasattr(client, "delete_many")),
         clears_(py::hasattr(client, "delete_some")) {}
   ~PythonClient() override {
-    if (InterpreterEnds()) return;  // it has gone, or will
+    if (InterpreterEnds()) return;  // the object ends with it
     WithGil([this] { const Ref last(client_); });
   }
   PythonClient(const PythonClient&) = delete;
@@ -103,14 +103,15 @@ class __attribute__((visibility("hidden"))) PythonClient final
     buffers->views.reserve(keys.size());
     WithGil([&] {
       const Ref result(Call("get_many", KeyList(keys)));
-      Items(result.get(), "get_many", keys.size());
+      CheckItems(result.get(), "get_many", keys.size());
       for (size_t i = 0; i < keys.size(); ++i) {
-        PyObject* const item = Item(result.get(), i);
+        PyObject* const item = ItemAt(result.get(), i);
         if (item == Py_None) continue;
         Py_buffer view;
         int status = 0;
         // Exporters may be written in Python.
-        OrStay([&] { status = PyObject_GetBuffer(item, &view, PyBUF_SIMPLE); });
+        CallOrStay(
+            [&] { status = PyObject_GetBuffer(item, &view, PyBUF_SIMPLE); });
         if (status != 0) ThrowPythonError();
         buffers->views.push_back(view);
         values[i] = RemoteValue{{static_cast<const uint8_t*>(view.buf),
@@ -138,9 +139,9 @@ class __attribute__((visibility("hidden"))) PythonClient final
     std::vector<bool> found(keys.size());
     WithGil([&] {
       const Ref result(Call("has_many", KeyList(keys)));
-      Items(result.get(), "has_many", keys.size());
+      CheckItems(result.get(), "has_many", keys.size());
       for (size_t i = 0; i < keys.size(); ++i) {
-        PyObject* const item = Item(result.get(), i);
+        PyObject* const item = ItemAt(result.get(), i);
         CheckBool(item, "has_many");
         found[i] = item == Py_True;
       }
@@ -172,10 +173,10 @@ class __attribute__((visibility("hidden"))) PythonClient final
     return list;
   }
 
-  // A new reference; throws what the method raises, as words.
+  // Returns a new reference. Throws the words of what the method raises.
   PyObject* Call(const char* method, const py::object& argument) const {
     PyObject* result = nullptr;
-    OrStay([&] {
+    CallOrStay([&] {
       PyObject* const bound = PyObject_GetAttrString(client_, method);
       if (bound == nullptr) return;
       result = PyObject_CallOneArg(bound, argument.ptr());
@@ -185,7 +186,8 @@ class __attribute__((visibility("hidden"))) PythonClient final
     return result;
   }
 
-  static void Items(PyObject* result, const char* method, size_t expected) {
+  static void CheckItems(PyObject* result, const char* method,
+                         size_t expected) {
     if (!PyList_Check(result) && !PyTuple_Check(result)) {
       throw std::runtime_error(StrCat(method, " returned a ",
                                       Py_TYPE(result)->tp_name,
@@ -198,8 +200,8 @@ class __attribute__((visibility("hidden"))) PythonClient final
     }
   }
 
-  // Another thread may have made the list shorter meanwhile.
-  static PyObject* Item(PyObject* result, size_t i) {
+  // Returns an item. Another thread may have made the list shorter meanwhile.
+  static PyObject* ItemAt(PyObject* result, size_t i) {
     if (i >= static_cast<size_t>(PySequence_Fast_GET_SIZE(result))) {
       throw std::runtime_error("a returned list changed while it was read");
     }
@@ -272,7 +274,7 @@ std::vector<ObjectKey> KeysOf(const std::vector<PlainKey>& plain) {
   return keys;
 }
 
-// A tier by itself, without a model, for tests.
+// Registers calls of a tier by itself, without a model, for tests.
 void RegisterPlainCalls(py::module_& module) {
   module.def("_store_put", [](BlockStore& store, const PlainKey& key,
                               const py::bytes& data) {

@@ -22,8 +22,13 @@
 #include "gemmakv/kv_dtype.h"
 #include "gemmakv/results.h"
 
-// What the files of this folder share. Each registers one group of classes;
-// module.cc calls them in order.
+// Declarations that the files of this folder share. Each file registers one
+// group of classes; module.cc calls them in order.
+//
+// A thread takes the interpreter's lock with WithGil() or RunInPython(), and
+// releases it with GilReleased or WithoutGil(), which take it back at their
+// end. All of these ask for it in CallOrStay(), since a thread may not get it
+// while the interpreter shuts down.
 
 namespace gkv {
 
@@ -47,7 +52,7 @@ void RegisterInfo(py::module_& module);
 using TokenArray =
     py::array_t<int32_t, py::array::c_style | py::array::forcecast>;
 
-// A NumPy array that owns `values`, with the given shape.
+// Returns a NumPy array that owns `values`, with the given shape.
 template <typename T>
 py::array_t<T> ArrayOf(std::vector<T> values,
                        const std::vector<size_t>& shape) {
@@ -59,7 +64,7 @@ py::array_t<T> ArrayOf(std::vector<T> values,
   return py::array_t<T>(shape, data, release);
 }
 
-// The names in a table.
+// Returns the names in a table.
 template <typename Table>
 std::vector<std::string> NamesOf(const Table& table) {
   std::vector<std::string> names;
@@ -67,8 +72,8 @@ std::vector<std::string> NamesOf(const Table& table) {
   return names;
 }
 
-// The enumerator that has the place of `value` among `names`. Throws
-// InvalidArgument, which calls `value` by `what`, if it is none of them.
+// Returns the enumerator that has the place of `value` among `names`. Throws
+// InvalidArgument, which calls the value `what`, if it is none of them.
 template <typename Enum, size_t n>
 Enum EnumFromName(const char* const (&names)[n], const char* what,
                   const std::string& value) {
@@ -85,17 +90,18 @@ Enum EnumFromName(const char* const (&names)[n], const char* what,
 
 // Whether the interpreter shuts down, or has done so.
 inline bool InterpreterEnds() { return Py_IsInitialized() == 0; }
-// Whether it does so on another thread: this one will not get its lock again.
+// Whether it does so on another thread. This one will not get its lock again.
 bool InterpreterIsLost();
 
 // Calls `use`, which asks for the interpreter's lock. While the interpreter
-// shuts down, a thread that asks is ended there and then (pthread_exit), which
-// unwinds the stack: through noexcept code, which includes most destructors,
-// that ends the process. Such a thread stays here instead, as later Pythons
-// have it; the process ends without it. What is unwound up to here is destroyed
-// without the lock: `use` should call into Python and do nothing else.
+// shuts down, Python ends a thread that asks (pthread_exit), which unwinds its
+// stack. Through noexcept code, such as most destructors, that would end the
+// process. So the thread stays here instead, as in later Pythons, and the
+// process ends without it. Objects of `use`, and of what it calls, are
+// destroyed without the lock then, so `use` should call into Python and do
+// nothing else.
 template <typename Use>
-void OrStay(const Use& use) {
+void CallOrStay(const Use& use) {
   while (InterpreterIsLost()) pause();
 #if defined(__GLIBCXX__)
   try {
@@ -108,12 +114,12 @@ void OrStay(const Use& use) {
 #endif
 }
 
-// Lets go of the interpreter's lock while it is alive.
+// Releases the interpreter's lock for as long as it is alive.
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()) {}
   ~GilReleased() {
-    OrStay([&] { PyEval_RestoreThread(state_); });
+    CallOrStay([&] { PyEval_RestoreThread(state_); });
   }
   GilReleased(const GilReleased&) = delete;
 
@@ -121,7 +127,7 @@ class GilReleased {
   PyThreadState* const state_;
 };
 
-// What `use` returns. It runs without the interpreter's lock.
+// Calls `use` without the interpreter's lock, and returns what it returns.
 template <typename Use>
 auto WithoutGil(const Use& use) {
   const GilReleased no_gil;
@@ -147,34 +153,36 @@ void WithGil(const Use& use) {
       if (guest) python_is_guest = false;
     }
   };
-  OrStay([&] {
+  CallOrStay([&] {
     const Held held;
     use();
   });
 }
 
-// callable(...) of Python code, which may let others have the interpreter's
-// lock and not get it back. pybind11's own calls would be unwound then.
+// Returns callable(...). Python code may release the interpreter's lock and not
+// get it back; pybind11's own calls would be unwound then.
 template <typename... Arguments>
 py::object CallPython(const py::handle& callable, Arguments&&... arguments) {
   const py::tuple tuple =
       py::make_tuple(std::forward<Arguments>(arguments)...);
   PyObject* result = nullptr;
-  OrStay([&] { result = PyObject_CallObject(callable.ptr(), tuple.ptr()); });
+  CallOrStay(
+      [&] { result = PyObject_CallObject(callable.ptr(), tuple.ptr()); });
   if (result == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(result);
 }
 
-// A Python object that any thread may let go of, with the lock or without.
+// Returns a Python object that any thread may drop, with the lock or without.
 std::shared_ptr<PyObject> Share(py::object object);
 
-// Calls `use` with the interpreter's lock, on a thread of the engine. What
-// Python raises there comes up as it is in the call that it belongs to.
-void InPython(const std::function<void()>& use);
+// Calls `use` with the interpreter's lock, on a thread of the engine. An
+// exception that Python raises there is raised, as it is, by the call that it
+// belongs to.
+void RunInPython(const std::function<void()>& use);
 
-// The Python exception of what InPython throws, for the garbage collector, null
-// for anything else. It is shown to one `owner` alone, the first that asks: of
-// the references to it the collector has to be told once. Requires: the
+// Returns the Python exception in what RunInPython throws, for the garbage
+// collector; null for anything else. Only one `owner` gets it, the first that
+// asks, since the collector must see a reference once. Requires: the
 // interpreter's lock is held, and `error` is kept elsewhere, too.
 PyObject* RaisedFor(const void* owner, const std::exception_ptr& error);
 
@@ -182,10 +190,11 @@ inline py::bytes BytesOf(std::span<const uint8_t> bytes) {
   return py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// A path, or a message with one in it: bytes of any encoding, as os.fsdecode.
+// Decodes a path, or a message with one in it, as os.fsdecode does: the bytes
+// may have any encoding.
 py::str FsDecode(const std::string& text);
 
-// "f32", "bf16" or "int8"; throws InvalidArgument for another name.
+// The name is "f32", "bf16" or "int8". Throws InvalidArgument for another one.
 KvDtype DtypeFromName(const std::string& name);
 const char* NameOf(KvDtype dtype);
 // "full", "sliding" or "recurrent".
@@ -196,24 +205,26 @@ constexpr const char* NameOf(LayerKind kind) {
 // "divergent", "evicted", ...; "" for none.
 const char* NameOf(PrefixMiss miss);
 
-// {"ram": n}: tiers that gave nothing are left out.
+// Returns {"ram": n, ...} without the tiers that gave nothing.
 py::dict TokensByTier(PrefixHit hit);
 
-// What a Python object says may come next; null for None. It has
+// Returns the constraint that a Python object is; null for None. The object has
 // compute_mask(token_ids, address, bytes), which takes tokens in and fills a
-// mask, rollback(count) and clone(), see engine/constraint.h.
+// mask, forced_tokens(token_ids, count), rollback(count) and clone(); see
+// engine/constraint.h.
 std::shared_ptr<const Constraint> ConstraintOf(py::object object);
 
-// Lets go of an object on a thread of its own.
+// Drops an object on a thread of its own.
 void EndElsewhere(std::shared_ptr<void> object);
 
-// The model with an end that may be on any thread. It waits for running steps,
-// which may wait for the interpreter's lock to call a logits processor; once
-// that is not to be had any more, it stays. On a thread that it may wait for
-// itself, as where a processor had the last reference to its model, or the
-// garbage collector ran, another one does it.
+// Returns a model whose last reference may be dropped on any thread. The end of
+// a model waits for running steps, which may wait for the interpreter's lock to
+// call a logits processor, so the lock is released meanwhile. Once the
+// interpreter ends, the model stays. A thread of the core might wait for
+// itself, as where a processor had the last reference to its model, or where
+// the garbage collector ran; there another thread ends the model.
 template <typename T>
-std::shared_ptr<T> Unlocked(std::shared_ptr<T> object) {
+std::shared_ptr<T> LetEndAnywhere(std::shared_ptr<T> object) {
   T* const raw = object.get();
   return {raw, [object = std::move(object)](T*) mutable {
             if (InterpreterEnds()) {

@@ -22,7 +22,7 @@ class PythonConstraint final : public Constraint {
 
   bool ComputeMask(std::span<uint32_t> mask) override {
     bool may_end = false;
-    InPython([&] {
+    RunInPython([&] {
       py::list tokens;
       for (const int32_t token : accepted_) tokens.append(token);
       may_end =
@@ -36,7 +36,7 @@ class PythonConstraint final : public Constraint {
 
   size_t Forced(std::span<int32_t> tokens) override {
     std::vector<int32_t> found;
-    InPython([&] {
+    RunInPython([&] {
       py::list accepted;
       for (const int32_t token : accepted_) accepted.append(token);
       found = Call("forced_tokens", accepted, tokens.size())
@@ -48,17 +48,17 @@ class PythonConstraint final : public Constraint {
     return count;
   }
 
-  // Behind a step, which does not wait for Python: the next mask does.
+  // Called after a step, which must not wait for Python. The next mask does.
   void Accept(int32_t token) override { accepted_.push_back(token); }
 
   void Rollback(size_t count) override {
     for (; count > 0 && !accepted_.empty(); --count) accepted_.pop_back();
-    if (count > 0) InPython([&] { Call("rollback", count); });
+    if (count > 0) RunInPython([&] { Call("rollback", count); });
   }
 
   std::unique_ptr<Constraint> Clone() const override {
     std::shared_ptr<PyObject> copy;
-    InPython([&] { copy = Share(Call("clone")); });
+    RunInPython([&] { copy = Share(Call("clone")); });
     return std::make_unique<PythonConstraint>(std::move(copy), accepted_);
   }
 
@@ -71,7 +71,7 @@ class PythonConstraint final : public Constraint {
   }
 
   std::shared_ptr<PyObject> object_;
-  std::vector<int32_t> accepted_;  // that the object was not told of
+  std::vector<int32_t> accepted_;  // those that the object was not told of
 };
 
 }  // namespace

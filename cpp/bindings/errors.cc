@@ -34,7 +34,7 @@ struct ErrorTypes {
 
 ErrorTypes* error_types = nullptr;  // lives as long as the interpreter
 
-std::atomic<std::thread::id> exiting_thread;  // that shuts the interpreter down
+std::atomic<std::thread::id> exiting_thread;  // it shuts the interpreter down
 
 // A Python exception on its way through threads.
 struct Raised {
@@ -42,8 +42,8 @@ struct Raised {
   mutable const void* owner = nullptr;  // see RaisedFor
 };
 
-// Runs on any thread. Holding a lock that somebody may want who has the
-// interpreter's, it would wait for ever.
+// Drops a reference, on any thread. The thread must hold no lock that another
+// one may want while that has the interpreter's: both would wait for ever.
 void Drop(PyObject* object) {
   WithGil([&] { Py_DECREF(object); });
 }
@@ -72,7 +72,7 @@ std::shared_ptr<PyObject> Share(py::object object) {
 }
 
 void EndElsewhere(std::shared_ptr<void> object) {
-  // It stays where there is no thread for it.
+  // The object stays if there is no thread for it.
   auto* const last = new std::shared_ptr<void>(std::move(object));
   try {
     RunElsewhere([last] { delete last; });
@@ -80,7 +80,7 @@ void EndElsewhere(std::shared_ptr<void> object) {
   }
 }
 
-void InPython(const std::function<void()>& use) {
+void RunInPython(const std::function<void()>& use) {
   WithGil([&] {
     try {
       use();
@@ -149,7 +149,7 @@ void RegisterErrors(py::module_& module) {
 void CheckSignals() {
   WithGil([] {
     int raised = 0;
-    OrStay([&] { raised = PyErr_CheckSignals(); });
+    CallOrStay([&] { raised = PyErr_CheckSignals(); });
     if (raised != 0) throw py::error_already_set();
   });
 }

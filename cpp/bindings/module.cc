@@ -2,7 +2,7 @@
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of gemmakv.";
-  // NumPy is found now: later, pybind11 would let go of the interpreter's lock
+  // This imports NumPy now. Later pybind11 would release the interpreter's lock
   // for that, on a thread that may not get it back.
   (void)gkv::py::dtype::of<float>();
   gkv::RegisterErrors(module);

@@ -14,8 +14,8 @@ namespace gkv {
 
 // Weights from a Python mapping of tensor name to NumPy array: float32,
 // float16, or bfloat16 (ml_dtypes) of one or two dimensions, three if it holds
-// experts. An array is fetched when its tensor is loaded and let go of behind it. Requires: the
-// interpreter's lock is held by the loading thread.
+// experts. An array is fetched when its tensor is loaded and dropped after
+// that. Requires: the loading thread holds the interpreter's lock.
 class __attribute__((visibility("hidden"))) NumpySource : public TensorSource {
  public:
   // Throws InvalidArgument if `mapping` has no keys() and no [].

@@ -5,7 +5,7 @@
 
 namespace gkv {
 
-// One byte is in the pipe exactly while there is news.
+// A byte is in the pipe exactly while there is news.
 std::vector<uint64_t> Waker::Take() {
   const MutexLock lock(mutex_);
   std::vector<uint64_t> news(news_);

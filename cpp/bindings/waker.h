@@ -12,8 +12,9 @@
 
 namespace gkv {
 
-// Wakes one event loop through a pipe that it watches: whoever has news needs
-// no interpreter lock, and many news at once wake the loop once. Thread-safe.
+// Wakes one event loop through a pipe that the loop watches. A thread that has
+// news needs no interpreter lock, and many news at once wake the loop once.
+// Thread-safe.
 class Waker : public std::enable_shared_from_this<Waker> {
  public:
   // Throws IoError if the process has no file descriptors left.
@@ -22,7 +23,7 @@ class Waker : public std::enable_shared_from_this<Waker> {
 
   // Readable while there is news.
   int fd() const { return pipe_.descriptor(); }
-  // The bells that rang since the last call.
+  // Returns the keys of the bells that rang since the last call.
   std::vector<uint64_t> Take();
 
  private:
@@ -37,21 +38,22 @@ class Waker : public std::enable_shared_from_this<Waker> {
   Mutex mutex_{AtFork::kWaits};
   WakePipe pipe_;
   uint64_t next_key_ GUARDED_BY(mutex_) = 0;
-  // With room for all lines that there are, so that ringing allocates nothing.
+  // It has room for all lines that there are, so that ringing allocates
+  // nothing.
   std::vector<uint64_t> news_ GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<Line>> lines_ GUARDED_BY(mutex_);
 };
 
-// Of one call that a loop waits for.
+// The bell of one call that a loop waits for.
 class Bell {
  public:
   using Callback = std::shared_ptr<const std::function<void()>>;
 
   explicit Bell(const std::shared_ptr<Waker>& waker);
   uint64_t key() const { return key_; }
-  // Rings; may be called on any thread, also after the bell is gone.
+  // Rings the bell. May be called on any thread, also after the bell is gone.
   const Callback& ring() const { return ring_; }
-  // The call's wait for the locks of its caches.
+  // How the call waits for the locks of its caches.
   LockWait& lock_wait() { return lock_wait_; }
 
  private:

@@ -14,8 +14,8 @@
 
 namespace gkv {
 
-// Files and objects are little-endian, and are read and written as they lie in
-// memory.
+// Values in files and objects are little-endian, and are read and written as
+// they lie in memory.
 static_assert(std::endian::native == std::endian::little,
               "a little-endian processor is expected");
 
@@ -37,11 +37,12 @@ class ByteWriter {
   std::vector<uint8_t> bytes_;
 };
 
-// Takes bytes in order, piece by piece; what it throws ends the writing.
+// Takes bytes in order, piece by piece. What it throws ends the writing.
 using ByteSink = std::function<void(std::span<const uint8_t>)>;
 
 // Reads little-endian values from bytes of unknown origin. Every read that
-// would pass the end throws CorruptFile with the offset and `what` was wanted.
+// would pass the end throws CorruptFile, with the offset and with `what` it was
+// to read.
 class ByteReader {
  public:
   // Requires: offset <= bytes.size().

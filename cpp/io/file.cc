@@ -41,7 +41,7 @@ constexpr KnownFileSystem kFileSystems[] = {
     {0x01021997, "9p"},                 {0x4D44, "vfat"},
     {0x2011BAB0, "exfat"}};
 
-// 0 for the result of a call that succeeded.
+// Returns 0 if `result` is that of a system call that succeeded, else errno.
 int ErrnoOf(int result) { return result == 0 ? 0 : errno; }
 
 FileInfo::Kind KindOf(mode_t mode) {
@@ -69,8 +69,8 @@ int OpenAt(const File& folder, const char* name, int flags, mode_t mode = 0) {
   });
 }
 
-// Reads or writes on until nothing is left of `bytes`. `none` is the error
-// where a call does nothing.
+// Reads or writes until nothing is left of `bytes`. Returns 0 or an errno
+// value: that of `none` if a call transfers nothing.
 template <typename Call, typename Byte>
 int Repeat(const Call& call, int file, uint64_t offset, std::span<Byte> bytes,
            int none) {
@@ -102,7 +102,7 @@ std::optional<FileInfo> File::Info() const noexcept {
   return InfoFrom(info);
 }
 
-FileSystem File::OnWhat() const {
+FileSystem File::GetFileSystem() const {
   struct statfs info = {};
   FileSystem found;
   if (fstatfs(descriptor_, &info) == 0) {
@@ -203,7 +203,7 @@ File Directory::OpenToRead(const std::string& name, bool follow) const {
 File Directory::OpenUnnoticed(const std::string& name) const {
   const int file = OpenAt(*this, name.c_str(),
                           O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_NOATIME);
-  // That is for the owner of the file alone.
+  // O_NOATIME is for the owner of the file alone.
   return file < 0 && errno == EPERM ? OpenToRead(name) : File(file);
 }
 
@@ -230,7 +230,7 @@ int Directory::Link(const File& unnamed,
   if (linkat(unnamed.get(), "", get(), name.c_str(), AT_EMPTY_PATH) == 0) {
     return 0;
   }
-  // That needs a privilege before Linux 6.10.
+  // AT_EMPTY_PATH needs a privilege before Linux 6.10.
   if (errno != ENOENT && errno != EPERM && errno != EINVAL) return errno;
   char path[32];
   std::snprintf(path, sizeof(path), "/proc/self/fd/%d", unnamed.get());
@@ -284,7 +284,7 @@ void Directory::VisitFiles(
   struct Close {
     void operator()(DIR* stream) const { closedir(stream); }
   };
-  // One of its own: duplicates would read on where another one stands.
+  // This needs a descriptor of its own: duplicates share one position.
   const int own = OpenAt(*this, ".", O_RDONLY | O_DIRECTORY);
   if (own < 0) return;
   const std::unique_ptr<DIR, Close> stream(fdopendir(own));

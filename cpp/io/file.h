@@ -12,23 +12,26 @@
 #include <string_view>
 #include <utility>
 
-// All that the core asks of file systems. This header opens, reads, writes,
-// maps, locks, lists and removes files and says what they are; part_file.h
-// makes a file that appears whole; mapped_file.h is a whole file in memory. The
-// sources of these have all calls of the system that it takes: other layers
-// include no header of the system (tools/check_sources.py), and another system
-// needs these sources again and nothing else.
+// The file layer: all that the core asks of file systems. This header opens,
+// reads, writes, maps, locks, lists and removes files and says what they are;
+// part_file.h makes a file that appears whole; mapped_file.h is a whole file in
+// memory. The sources of these three make all system calls that this takes.
+// Outside of cpp/io and a few files of cpp/base nothing includes headers of the
+// system (tools/check_sources.py), so another system needs other sources here,
+// and the callers stay as they are.
 //
 // A File is an open file, and a Directory is an open folder. The names that a
-// Directory takes are relative to it, wherever the path leads by now that it
-// was opened by. Nothing here throws but for lack of memory: a result says what
-// failed, as an errno value where it is a number (0: nothing), else by errno.
-// No call stops for a signal, waits for the other end of a named pipe, or
-// follows a symbolic link at the end of a name unless `follow` is true.
+// Directory takes are relative to that folder, even if the path that opened it
+// leads elsewhere by now. Nothing here throws except for lack of memory, or
+// what a caller's own function throws. A result that is a number is an errno
+// value, or 0 if nothing failed; after any other result that says so, such as a
+// File that is not open, errno has the value. No call stops for a signal, waits
+// for the other end of a named pipe, or follows a symbolic link at the end of a
+// name unless `follow` is true.
 
 namespace gkv {
 
-// What the system says of a file at one moment.
+// The state of a file at one moment, as the system tells it.
 struct FileInfo {
   enum class Kind { kRegular, kFolder, kLink, kOther };
 
@@ -37,7 +40,7 @@ struct FileInfo {
   uint32_t owner = 0;   // user id
   uint64_t device = 0;  // the two tell files apart
   uint64_t inode = 0;
-  uint64_t links = 0;  // names that it has
+  uint64_t links = 0;  // the number of its names
   uint64_t size = 0;
   int64_t used_ns = 0;  // nanoseconds since 1970
   int64_t written_ns = 0;
@@ -46,30 +49,30 @@ struct FileInfo {
   bool IsSameFile(const FileInfo& other) const {
     return device == other.device && inode == other.inode;
   }
-  // Whether it is the same file with the same content. Not so where two writes
-  // meet in one tick of the clock. Being used, renamed or unlinked changes
-  // nothing.
+  // Whether this is the same file with the same content, as size and time tell:
+  // two writes of one size within a tick of the clock look the same. Using,
+  // renaming or unlinking a file changes nothing.
   bool HasSameContent(const FileInfo& other) const {
     return IsSameFile(other) && size == other.size &&
            written_ns == other.written_ns;
   }
 };
 
-// A file system, as an open file on it tells.
+// A file system, as an open file on it tells it.
 struct FileSystem {
-  // As the kernel calls it: "tmpfs", "ext4", ...; the number of an unknown one.
+  // The kernel's name, such as "tmpfs" or "ext4"; the number of an unknown one.
   std::string name;
   bool is_in_memory = false;
   // Whether the first write through a mapping to a page that the disk has sets
   // the file's times, and these come from this machine's clock.
   bool notes_every_write = false;
   uint64_t bytes = 0;       // 0: it has no size, or does not say
-  uint64_t free_bytes = 0;  // that this user may write
+  uint64_t free_bytes = 0;  // those that this user may write
 };
 
 enum class LockResult { kHeld, kTaken, kImpossible };
 
-// Bytes of a file in memory, read-only, until this is destroyed. Move-only.
+// The bytes of a file in memory, read-only, until this is destroyed. Move-only.
 class Mapping {
  public:
   std::span<const uint8_t> bytes() const {
@@ -88,7 +91,7 @@ class Mapping {
 // An open file of the system, closed on destruction. Move-only. Thread-safe.
 class File {
  public:
-  // Takes over `descriptor`; a negative one is none.
+  // Owns `descriptor` from now on; a negative one means that no file is open.
   explicit File(int descriptor) : descriptor_(descriptor) {}
   ~File();
   File(File&& other) noexcept
@@ -98,31 +101,34 @@ class File {
   bool is_open() const { return descriptor_ >= 0; }
   int get() const { return descriptor_; }
 
+  // The state of the file, and the file system that it is on.
   std::optional<FileInfo> Info() const noexcept;
-  FileSystem OnWhat() const;
+  FileSystem GetFileSystem() const;
 
-  // Reads all of `bytes`; EIO if the file ends before.
+  // Reads all of `bytes`; EIO if the file ends before that.
   [[nodiscard]] int ReadAt(uint64_t offset,
                            std::span<uint8_t> bytes) const noexcept;
   [[nodiscard]] int WriteAt(uint64_t offset,
                             std::span<const uint8_t> bytes) const noexcept;
-  // Empties it, then sets its size and reserves the space, where space can be
-  // reserved; elsewhere writing reports a full disk.
+  // Empties the file, then sets its size and reserves the space. Where space
+  // cannot be reserved, writing reports a full disk.
   [[nodiscard]] int Reserve(uint64_t size) const noexcept;
   // Returns when the disk has the content. Some file systems report a full
   // disk, or a write that failed, only here.
   [[nodiscard]] int Sync() const noexcept;
-  // Takes all rights but the owner's to read.
+  // Takes away all rights but the owner's right to read.
   [[nodiscard]] int MakeReadOnly() const noexcept;
-  // Says when it was used last.
+  // Sets the time of the file's last use.
   int SetUsed(int64_t used_ns) const noexcept;
-  // The first `size` bytes, which it must have; empty if they cannot be mapped.
+  // Maps the first `size` bytes, which the file must have. Returns an empty
+  // mapping if the system refuses.
   Mapping Map(size_t size) const noexcept;
 
-  // Both lock the open file without waiting, until its last descriptor is
-  // closed, as it is when a process dies. They know nothing of each other; each
-  // is the one that processes of other versions take: the first in a folder of
-  // objects (docs/block-store-format.md), the second for a part file.
+  // Both lock the open file, or say at once that they cannot. The lock lasts
+  // until the last descriptor of the open file is closed, which the death of a
+  // process does, too. The two kinds know nothing of each other. Each is the
+  // one that processes of other versions take: the first in a folder of objects
+  // (docs/block-store-format.md), the second for PartFile::Create().
   LockResult TryLock(bool exclusive) const noexcept;
   LockResult TryFlock() const noexcept;
 
@@ -130,39 +136,42 @@ class File {
   int descriptor_;
 };
 
-// An open folder.
+// An open folder. `name` is that of something in it.
 class Directory : public File {
  public:
   using File::File;
 
-  // Where relative paths begin: names are paths. It is not open.
+  // Returns the folder where relative paths begin; its names are paths. It is
+  // not open.
   static const Directory& Working();
 
   Directory OpenDirectory(const std::string& name, bool follow = false) const;
   File OpenToRead(const std::string& name, bool follow = false) const;
-  // The same; its times stay, where the system allows that.
+  // The same, but leaves the times of the file alone, if the system allows it.
   File OpenUnnoticed(const std::string& name) const;
-  // Makes it where it is missing, for this user alone.
+  // Opens a file to be read and written. Makes it, for this user alone, if it
+  // is missing.
   File OpenToWrite(const std::string& name) const;
-  // A new file for this user to read, open to be written: without a name, or
-  // with one that nothing has.
+  // Make a new file that only this user may read, open to be written: one
+  // without a name, or one with a name that nothing has.
   File MakeUnnamed() const;
   File MakeNamed(const std::string& name) const;
-  // EEXIST if something has the name. For this user alone.
+  // Makes a folder for this user alone; EEXIST if something has the name.
   [[nodiscard]] int MakeDirectory(const std::string& name) const noexcept;
 
-  // Gives an unnamed file a name that nothing has: EEXIST.
+  // Gives an unnamed file a name; EEXIST if something has it.
   [[nodiscard]] int Link(const File& unnamed,
                          const std::string& name) const noexcept;
-  // Gives a file another name, which nothing has (EEXIST) unless `replace`.
+  // Gives a file another name. If something has that, it is replaced, or
+  // without `replace` the result is EEXIST.
   [[nodiscard]] int Rename(const std::string& from, const std::string& to,
                            bool replace) const noexcept;
-  // Removes what is no folder.
+  // Removes a name of anything but a folder.
   int Remove(const std::string& name) const noexcept;
 
   std::optional<FileInfo> InfoOf(const std::string& name,
                                  bool follow = false) const noexcept;
-  // Says when a file was used and written last.
+  // Sets the times of a file's last use and last write.
   int SetTimes(const std::string& name, int64_t time_ns) const noexcept;
   // Calls `visit` with each regular file. Throws what `visit` throws.
   void VisitFiles(
@@ -173,11 +182,11 @@ class Directory : public File {
 // Whether this user may make and remove files in a folder.
 bool MayChangeFolder(const std::string& path) noexcept;
 
-// Whether a file may become so large: writing beyond this process's limit would
-// be a signal, not an error.
+// Whether a file may become this large. A process that writes beyond its limit
+// gets a signal, not an error.
 [[nodiscard]] bool MayBeWritten(uint64_t size) noexcept;
 
-// Makes `call` of the system again for as long as a signal interrupts it.
+// Makes a system call, again and again as long as signals interrupt it.
 template <typename Call>
 auto Uninterrupted(const Call& call) {
   auto result = call();

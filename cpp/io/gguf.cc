@@ -1,8 +1,8 @@
 // The layout of a file (GGUF specification, version 3):
 //   magic "GGUF", u32 version, u64 number of tensors, u64 number of metadata
 //   entries; the entries; the tensor descriptions; padding; tensor data.
-// Invariant behind construction: every Entry's bytes and every tensor's bytes
-// lie inside the file.
+// Invariant after construction: the bytes of every Entry, and of every tensor
+// whose type is known, lie inside the file.
 
 #include "io/gguf.h"
 
@@ -28,8 +28,8 @@ constexpr uint32_t kMaxDimensions = 4;
 constexpr uint64_t kMaxAlignment = 1048576;
 constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMaxParts = 1000;
-// Bytes that an entry or a tensor description takes at the least: counts above
-// what the file can hold are refused before anything is read.
+// The least bytes that a string, an entry or a tensor description takes. Counts
+// above what the file can hold are refused before anything is read.
 constexpr uint64_t kMinStringBytes = 8;
 constexpr uint64_t kMinEntryBytes = 8 + 4 + 1;
 constexpr uint64_t kMinTensorBytes = 8 + 4 + 8 + 4 + 8;
@@ -55,8 +55,8 @@ class HeaderReader {
     const auto bytes = reader_.ReadBytes(size, what);
     return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
   }
-  // Names end up in error messages, which are one line of text: control bytes
-  // and broken UTF-8 are refused here.
+  // Names end up in error messages, which are one line of text, so anything but
+  // printable ASCII is refused here.
   std::string ReadName(const char* what) {
     const size_t offset = this->offset();
     const std::string_view name = ReadString(what);
@@ -156,7 +156,7 @@ void SkipArray(HeaderReader& reader, uint32_t type, uint64_t count) {
   }
 }
 
-// How the name of a part ends, the first being 0.
+// Returns the ending of the name of a part; the first part is 0.
 std::string PartEnding(uint64_t part, uint64_t count) {
   char ending[64];
   std::snprintf(ending, sizeof(ending), "-%05u-of-%05u.gguf",
@@ -164,13 +164,13 @@ std::string PartEnding(uint64_t part, uint64_t count) {
   return ending;
 }
 
-// Stacks of matrices that models read one by one, without kWeight.
+// The names, without kWeight, of stacks whose matrices models read one by one.
 constexpr std::string_view kStacks[] = {"altup_proj", "altup_unembd_proj"};
 constexpr std::string_view kWeight = ".weight";
 constexpr uint64_t kMaxStack = 10;  // one digit
 
-// What stands behind the last layer of a model of embeddings, as Ollama's files
-// and as the format's own call it. The norm alone could be of any model.
+// The tensors after the last layer of a model of embeddings: their names in
+// Ollama's files and in the format. A norm alone could be of any model.
 constexpr std::string_view kFirstOfOllama = "dense.0.weight";
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {kFirstOfOllama, "dense_2.weight"},
@@ -178,12 +178,12 @@ constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"norm.weight", "output_norm.weight"},
 };
 
-// What scales each expert of a layer, as some of Ollama's files and as the
-// format's own call it, behind "blk.N.".
+// The scales of a layer's experts: their name in some of Ollama's files and in
+// the format, after "blk.N.".
 constexpr std::string_view kScaleOfOllama = "ffn_gate_inp.per_expert_scale";
 constexpr std::string_view kScale = "ffn_down_exps.scale";
 
-// Length of the name without kWeight; 0 if the tensor is no stack.
+// Returns the length of the name without kWeight; 0 if the tensor is no stack.
 size_t StackStem(const GgufFile::TensorInfo& tensor) {
   if (tensor.shape.size() != 3) return 0;
   for (const std::string_view stem : kStacks) {
@@ -406,7 +406,7 @@ std::string GgufFile::PlaceTensor(TensorInfo& tensor, uint64_t data,
   }
   tensor.size_bytes = 0;
   const TensorTypeInfo* type = FindTensorType(tensor.type_id);
-  if (type == nullptr) return {};  // known to `Find`, which refuses it
+  if (type == nullptr) return {};  // Find() refuses the tensor
   if (tensor.shape[0] % type->values != 0) {
     return StrCat("found rows of ", tensor.shape[0],
                   " values, expected a multiple of ", type->values,
@@ -430,7 +430,7 @@ std::vector<std::string> GgufFile::Names() const {
       names.push_back(tensor.name);
       continue;
     }
-    // No more than a model could have, whatever the file states.
+    // Lists no more than a model could have, whatever the file states.
     for (uint64_t i = 0; i < std::min(tensor.shape[2], kMaxStack); ++i) {
       names.push_back(StrCat(tensor.name.substr(0, stem), ".", i, kWeight));
     }

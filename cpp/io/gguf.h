@@ -16,8 +16,8 @@
 
 namespace gkv {
 
-// A metadata array. Scalars of every width are widened; strings are views into
-// the file's bytes and stay valid as long as the reader.
+// A metadata array. Scalars of every width are widened. Strings are views into
+// the file's bytes and are valid as long as the reader lives.
 struct GgufArray {
   std::variant<std::vector<int64_t>, std::vector<double>,
                std::vector<std::string_view>>
@@ -27,34 +27,43 @@ struct GgufArray {
 using GgufValue =
     std::variant<bool, uint64_t, int64_t, double, std::string_view, GgufArray>;
 
-// Reader of GGUF files, versions 2 and 3, little-endian, as a TensorSource.
-// The whole header is validated on construction: every count, length and
-// offset is checked against the bytes that are left before it is used, so no
-// file can make a later call read outside the mapping. Metadata arrays are
-// decoded only when asked for. Const methods are safe from several threads.
-// A stack of matrices (altup_proj.weight, of three dimensions) is listed and
-// found matrix by matrix: altup_proj.0.weight and so on. What Ollama's files of
-// EmbeddingGemma call dense.0.weight, dense.1.weight and norm.weight has the
-// names of the other files: dense_2, dense_3, output_norm.
-// A split file (x-00001-of-00003.gguf, metadata split.count) is read as one: by
-// the path of its first part, which has the metadata.
+// Reads GGUF files, versions 2 and 3, little-endian, as a TensorSource.
+//
+// The constructor maps the file and validates its whole header. It checks every
+// count, length and offset against the bytes that are left before it uses them.
+// After it the bytes of every metadata value, and of every tensor of a known
+// type, lie inside the mapping, so no file can make a later call read outside.
+// Metadata values stay undecoded (Entry) until they are asked for. Const
+// methods are safe from several threads.
+//
+// Files that say the same in different ways look alike:
+// - A stack of matrices (altup_proj.weight, of three dimensions) is listed and
+//   found matrix by matrix, as altup_proj.0.weight and so on.
+// - Tensors for which some of Ollama's files have names of their own have those
+//   of the format: dense.0.weight, dense.1.weight and norm.weight of
+//   EmbeddingGemma are dense_2, dense_3 and output_norm, and a layer's
+//   ffn_gate_inp.per_expert_scale is ffn_down_exps.scale.
+// - A split file (x-00001-of-00003.gguf, metadata split.count) is read as one,
+//   by the path of its first part, which has the metadata. The reader of the
+//   first part owns the readers of the others and lists the tensors of all.
 class GgufFile : public TensorSource {
  public:
-  // Throws IoError, which names all parts that are missing, or CorruptFile
-  // naming the offset, what was found there and what was expected.
+  // Throws IoError, which names all parts that are missing, or CorruptFile,
+  // which names the offset, what was found there and what was expected.
   explicit GgufFile(const std::string& path);
-  // The same over a file that is in memory already. `bytes` must outlive the
-  // reader; `path` is its name in messages.
+  // Reads a file that is in memory already, without the other parts of a split
+  // one. `bytes` must outlive the reader; `path` is its name in messages.
   GgufFile(std::span<const uint8_t> bytes, std::string path);
 
   uint32_t version() const { return version_; }
   const std::string& path() const { return path_; }
   size_t file_bytes() const { return bytes_.size(); }
 
-  // Metadata, each nullopt if the key is absent. A key of another type (a
-  // string where a number is asked for) is a CorruptFile that names the key.
-  // Integers of any width and sign convert when the value fits, and are a
-  // CorruptFile when it does not. An array of bools reads as integers.
+  // Metadata. Each of these returns nullopt if the key is absent, and throws
+  // CorruptFile with the key if the value has another type (a string where a
+  // number is asked for). Integers of any width and sign are converted if the
+  // value fits, and are a CorruptFile if not. An array of bools reads as
+  // integers.
   bool Has(std::string_view key) const;
   std::vector<std::string> Keys() const;  // in file order
   std::optional<uint64_t> GetUint(std::string_view key) const;
@@ -65,21 +74,21 @@ class GgufFile : public TensorSource {
       std::string_view key) const;
   std::optional<std::vector<double>> GetFloats(std::string_view key) const;
   std::optional<std::vector<int64_t>> GetInts(std::string_view key) const;
-  // Any scalar or array.
+  // Returns a value of any type.
   std::optional<GgufValue> Get(std::string_view key) const;
 
   // TensorSource.
   std::string Description() const override { return path(); }
   std::vector<std::string> Names() const override;  // in file order
-  // Throws CorruptFile if the tensor's type is not supported or if it has more
-  // dimensions than its name allows, see HoldsExperts.
+  // Throws CorruptFile if the tensor's type is not supported, or if it has more
+  // dimensions than its name allows (see HoldsExperts).
   std::optional<TensorView> Find(std::string_view name) override;
   std::shared_ptr<const void> Hold(const TensorView& view) const override;
   void Release(const TensorView& view, size_t begin, size_t end) override;
   std::optional<Hash128> Identity() const override;
   bool Settle() const override;
 
-  // For `gemmakv info`: every tensor as the file states it, supported or not.
+  // For `gemmakv info`: every tensor of the file, supported or not.
   struct TensorInfo {
     std::string name;
     uint32_t type_id;
@@ -98,7 +107,8 @@ class GgufFile : public TensorSource {
     size_t offset;  // of the first value byte
   };
   void ReadHeader();
-  // Of a part that is not the first one.
+  // Reads part `number` (from 1 on) of a split file, for the `parts_` of the
+  // first one.
   GgufFile(const std::string& path, uint64_t number, uint64_t count);
   void ReadParts();
   void AddPart(std::unique_ptr<GgufFile> part);
@@ -110,10 +120,10 @@ class GgufFile : public TensorSource {
   void UniteNames();
   std::string PlaceTensor(TensorInfo& tensor, uint64_t data,
                           uint64_t alignment) const;
-  // Where the bytes of a tensor, or of a matrix of a stack, are.
+  // Where the bytes of a tensor, or of one matrix of a stack, begin.
   struct Place {
     const TensorInfo* tensor;
-    uint64_t begin;  // of its bytes, from the tensor's first
+    uint64_t begin;  // counted from the tensor's first byte
   };
   std::optional<Place> FindPlace(std::string_view name) const;
   const Entry* FindEntry(std::string_view key) const;
@@ -138,7 +148,7 @@ class GgufFile : public TensorSource {
   std::map<std::string, Entry, std::less<>> metadata_;
   std::vector<TensorInfo> tensors_;
   std::map<std::string, size_t, std::less<>> tensor_index_;
-  std::vector<std::unique_ptr<GgufFile>> parts_;  // from the second one on
+  std::vector<std::unique_ptr<GgufFile>> parts_;  // all but the first
 };
 
 }  // namespace gkv

@@ -14,7 +14,7 @@
 namespace gkv {
 namespace {
 
-// One scalar, widened. Requires: a scalar type.
+// Returns one scalar, widened. Requires: a scalar type.
 GgufValue DecodeScalar(uint32_t type, const uint8_t* at) {
   switch (type) {
     case kGgufUint8:
@@ -42,7 +42,7 @@ GgufValue DecodeScalar(uint32_t type, const uint8_t* at) {
   }
 }
 
-// Moves `at` past the string.
+// Returns the string at `at`, and moves `at` past it.
 std::string_view NextString(const uint8_t*& at) {
   const uint64_t size = LoadUnaligned<uint64_t>(at);
   const std::string_view text(reinterpret_cast<const char*>(at) + 8, size);
@@ -50,9 +50,10 @@ std::string_view NextString(const uint8_t*& at) {
   return text;
 }
 
-// Vocabularies are such arrays: this takes no look at each value's type.
+// Widens an array without a look at each value's type: vocabularies have long
+// ones.
 template <typename From, typename To>
-std::vector<To> Widened(const uint8_t* at, uint64_t count) {
+std::vector<To> Widen(const uint8_t* at, uint64_t count) {
   std::vector<To> values(count);
   for (uint64_t i = 0; i < count; ++i) {
     values[i] = static_cast<To>(LoadUnaligned<From>(at + i * sizeof(From)));
@@ -89,7 +90,7 @@ void GgufFile::WrongType(std::string_view key, const Entry& entry,
   WrongValue(key, entry, found, expected);
 }
 
-// Floats stay floats, all other scalars become integers.
+// Floats stay floats; all other scalars become integers.
 GgufArray GgufFile::DecodeArray(std::string_view key,
                                 const Entry& entry) const {
   const uint8_t* at = bytes_.data() + entry.offset;
@@ -101,23 +102,23 @@ GgufArray GgufFile::DecodeArray(std::string_view key,
   const uint64_t count = entry.count;
   switch (entry.array_type) {
     case kGgufUint8:
-      return {Widened<uint8_t, int64_t>(at, count)};
+      return {Widen<uint8_t, int64_t>(at, count)};
     case kGgufInt8:
-      return {Widened<int8_t, int64_t>(at, count)};
+      return {Widen<int8_t, int64_t>(at, count)};
     case kGgufUint16:
-      return {Widened<uint16_t, int64_t>(at, count)};
+      return {Widen<uint16_t, int64_t>(at, count)};
     case kGgufInt16:
-      return {Widened<int16_t, int64_t>(at, count)};
+      return {Widen<int16_t, int64_t>(at, count)};
     case kGgufUint32:
-      return {Widened<uint32_t, int64_t>(at, count)};
+      return {Widen<uint32_t, int64_t>(at, count)};
     case kGgufInt32:
-      return {Widened<int32_t, int64_t>(at, count)};
+      return {Widen<int32_t, int64_t>(at, count)};
     case kGgufInt64:
-      return {Widened<int64_t, int64_t>(at, count)};
+      return {Widen<int64_t, int64_t>(at, count)};
     case kGgufFloat32:
-      return {Widened<float, double>(at, count)};
+      return {Widen<float, double>(at, count)};
     case kGgufFloat64:
-      return {Widened<double, double>(at, count)};
+      return {Widen<double, double>(at, count)};
     default:
       break;
   }

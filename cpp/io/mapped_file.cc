@@ -37,7 +37,8 @@ int AdviseOn(const uint8_t* data, size_t size, int advice) {
   return madvise(const_cast<uint8_t*>(data), size, advice);
 }
 
-// Of whole pages around the bytes. A hint: nothing is wrong if it is not taken.
+// Advises the system on the whole pages around the bytes. This is a hint:
+// nothing is wrong if the system does not take it.
 void Advise(const uint8_t* data, size_t size, int advice) {
   const uintptr_t past = reinterpret_cast<uintptr_t>(data) % PageBytes();
   (void)AdviseOn(data - past, size + past, advice);
@@ -47,7 +48,7 @@ void Advise(const uint8_t* data, size_t size, int advice) {
 
 void ExpectScatteredReads(const uint8_t* data, size_t size) {
   Advise(data, size, MADV_RANDOM);
-  // Nor does a fault map all of what the system caches as one large page.
+  // A fault is not to map all that the system caches as one large page, either.
   Advise(data, size, MADV_NOHUGEPAGE);
 }
 
@@ -90,7 +91,7 @@ bool MappedFile::Settle(std::chrono::seconds later) const {
       WallClockNs() + std::chrono::nanoseconds(later).count();
   const auto info = file.Info();
   if (!info || IdentityOf(*info) != identity_ ||
-      !file.OnWhat().notes_every_write ||
+      !file.GetFileSystem().notes_every_write ||
       std::max(info->written_ns, info->changed_ns) >= now - kTickNs) {
     return false;
   }
@@ -118,7 +119,7 @@ void MappedFile::DropPages(size_t offset, size_t size) const {
   const size_t end = (offset + std::min(size, mapped - offset)) / page * page;
   const size_t begin = RoundUp(offset, page);
   if (begin >= end) return;
-  // A hint: nothing is wrong if it is not taken.
+  // This is a hint, too.
   (void)AdviseOn(bytes().data() + begin, end - begin, MADV_DONTNEED);
 }
 

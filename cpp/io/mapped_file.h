@@ -12,7 +12,7 @@
 
 namespace gkv {
 
-// Read-only mapping of a regular file; all processes that map it share its
+// A read-only mapping of a regular file. All processes that map it share its
 // pages. Move-only. The file must not be truncated while it is mapped: touching
 // bytes that are gone ends the process. Unlinking or renaming it does no harm.
 class MappedFile {
@@ -23,24 +23,25 @@ class MappedFile {
 
   const std::string& path() const { return path_; }
   std::span<const uint8_t> bytes() const { return mapping_.bytes(); }
-  // User id of the file's owner when it was opened.
+  // The user id of the file's owner when it was opened.
   uint32_t owner() const { return owner_; }
 
-  // Of device, inode, size and times when the file was opened: another one
-  // later says that it is another file, or that it was written to.
+  // A hash of device, inode, size and times when the file was opened. If it is
+  // another one later, the path leads to another file, or the file was written
+  // to.
   const Hash128& identity() const { return identity_; }
-  // Whether its path still leads to this file, written to meanwhile or not.
+  // Whether the path still leads to this file, even if it was written to.
   bool IsInPlace() const;
-  // Whether no byte can change from now on without another identity. False
-  // where that cannot be known: the file was written to a moment ago, or lies
-  // in a file system that does not note writes through mappings, or whose
+  // Whether no byte can change from now on without another identity. Returns
+  // false if that cannot be known: the file was written to a moment ago, or it
+  // is on a file system that does not note writes through mappings, or whose
   // times come from another machine. Waits until the disk has the content.
-  // Tests ask what it says `later`.
+  // Tests ask what it would say `later`.
   bool Settle(std::chrono::seconds later = {}) const;
 
-  // Reads [offset, offset + size) into memory, faster than touching its pages
-  // one by one does. False if it cannot be read: the file has been truncated,
-  // or the disk fails.
+  // Reads [offset, offset + size) into memory, faster than touching the pages
+  // one by one does. Returns false if they cannot be read: the file has been
+  // truncated, or the disk fails.
   bool Populate(size_t offset, size_t size) const;
   // Gives whole pages inside [offset, offset + size) back to the operating
   // system: they leave this process's resident memory and are read again from
@@ -52,16 +53,19 @@ class MappedFile {
   Mapping mapping_;
   uint32_t owner_ = 0;
   Hash128 identity_;
-  Hash128 place_;  // of device and inode
+  Hash128 place_;  // a hash of device and inode
 };
 
-// Hints about bytes of a mapping; harmless for other memory.
-// They are read in no order: pages come without those around them.
+// Hints about bytes of a mapping, harmless for other memory.
+//
+// Says that the bytes are read in no order, so that a page is read without
+// those around it.
 void ExpectScatteredReads(const uint8_t* data, size_t size);
-// They will be read from end to end, again and again: large pages, where the
-// system has them, spare the processor looking up where small ones are.
+// Says that the bytes will be read from end to end, again and again. Large
+// pages, where the system has them, spare the processor looking up small ones.
 void PreferLargePages(const uint8_t* data, size_t size);
-// They will be read soon: has the system begin with it. Does not wait.
+// Says that the bytes will be read soon: the system begins to read them. Does
+// not wait.
 void PrefetchPages(const uint8_t* data, size_t size);
 
 }  // namespace gkv

@@ -17,9 +17,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kPollInterval{10};
 
-// Whether the open file has that name. A holder renames or deletes its part
-// file before it drops the lock, so whoever gets the lock of a file that is not
-// there any more starts again.
+// Whether the open file has that name. The holder of the lock renames or
+// deletes its part file before it drops the lock, so a process that gets the
+// lock of a file that is not there any more starts again.
 bool IsFileAt(const File& file, const Directory& folder,
               const std::string& name) {
   const auto open_file = file.Info(), named = folder.InfoOf(name);
@@ -45,7 +45,7 @@ std::optional<PartFile> PartFile::Create(const std::string& final_path,
     const auto info = file.Info();
     if (!info) throw IoError(path, errno);
     if (info->kind != FileInfo::Kind::kRegular) throw IoError(path, EINVAL);
-    // Another user could go on writing it after it is published.
+    // Another user could still write to it after it is published.
     if (info->owner != UserId()) throw IoError(path, EPERM);
     const LockResult lock = file.TryFlock();
     if (lock == LockResult::kImpossible) throw IoError(path, errno);
@@ -74,7 +74,7 @@ PartFile PartFile::CreateIn(const Directory& folder, std::string name,
   std::string part = StrCat(prefix, ToHex(RandomSeed()));
   File file = folder.MakeNamed(part);
   if (!file.is_open()) throw IoError(part, errno);
-  // Where locks do not work, nobody takes the file for a dead one's.
+  // If locks do not work here, nobody takes the file for that of a dead writer.
   (void)file.TryLock(true);
   return PartFile(folder, std::move(file), std::move(name), std::move(part),
                   false);
@@ -88,7 +88,7 @@ PartFile::PartFile(const Directory& folder, File file, std::string final_name,
       part_name_(std::move(part_name)),
       replaces_(replaces) {}
 
-// Closing the file, which drops the lock, comes last.
+// The file is closed last, which drops the lock.
 PartFile::~PartFile() {
   if (!file_.is_open() || published_ || !is_named()) return;
   if (IsFileAt(file_, *folder_, part_name_)) folder_->Remove(part_name_);

@@ -117,21 +117,21 @@ std::vector<std::string> TensorFiles::Names() const {
   return names;
 }
 
-const uint8_t* TensorFiles::Stored(const TensorPlace& place) const {
+const uint8_t* TensorFiles::DataOf(const TensorPlace& place) const {
   return files_[place.file]->bytes().data() + place.offset;
 }
 
-const uint8_t* TensorFiles::Converted(const TensorPlace& place) {
+const uint8_t* TensorFiles::Convert(const TensorPlace& place) {
   const auto held = converted_.find(place.name);
   if (held != converted_.end()) return held->second.data();
   AlignedBuffer<uint8_t> bytes(place.rows *
                                RowBytes(DeliveredType(place), place.cols));
   if (place.form == TensorForm::kPlusOne) {
-    AddOne(place, Stored(place), bytes.data());
+    AddOne(place, DataOf(place), bytes.data());
   } else if (place.form == TensorForm::kIntegers) {
-    ConvertIntegers(place, Stored(place), bytes.data());
+    ConvertIntegers(place, DataOf(place), bytes.data());
   } else {
-    TransposeBlocks(place, Stored(place), bytes.data());
+    TransposeBlocks(place, DataOf(place), bytes.data());
   }
   files_[place.file]->DropPages(place.offset, StoredBytes(place));
   return converted_.emplace(place.name, std::move(bytes)).first->second.data();
@@ -148,7 +148,7 @@ std::optional<TensorView> TensorFiles::Find(std::string_view name) {
   view.cols = place.cols;
   if (place.form == TensorForm::kAsStored) view.parts = place.blocks;
   view.data =
-      place.form == TensorForm::kAsStored ? Stored(place) : Converted(place);
+      place.form == TensorForm::kAsStored ? DataOf(place) : Convert(place);
   return view;
 }
 
@@ -167,7 +167,7 @@ void TensorFiles::Release(const TensorView& view, size_t begin, size_t end) {
   }
 }
 
-// Which bytes are which tensor is up to the caller.
+// The places count, too: which bytes are which tensor is up to the caller.
 std::optional<Hash128> TensorFiles::Identity() const {
   Hasher hasher;
   for (const auto& file : files_) hasher.UpdateValue(file->identity());

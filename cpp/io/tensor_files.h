@@ -19,35 +19,35 @@ namespace gkv {
 // How stored values become those that a model takes.
 enum class TensorForm {
   kAsStored,
-  kPlusOne,           // 1 + value, as F32: norm weights stored as offsets
-  kIntegers,          // as F32: 64-bit integers, of which few are large
+  kPlusOne,           // 1 + value as F32, of norm weights stored as offsets
+  kIntegers,          // F32 of 64-bit integers, of which few are large
   kBlocksTransposed,  // blocks one below the other, each stored transposed
 };
 
 // One tensor in a file, row-major from `offset` on.
 struct TensorPlace {
-  std::string name;  // what Find() is asked for
+  std::string name;  // for Find()
   size_t file = 0;   // index into the files
   uint64_t offset = 0;
   TensorType type = TensorType::kF32;  // F32, F16 or BF16; kIntegers: F32
   size_t rows = 0;                     // as delivered
   size_t cols = 0;
   TensorForm form = TensorForm::kAsStored;
-  // kBlocksTransposed: [rows / blocks, cols] each, stored as [cols, rows /
-  // blocks]. kAsStored: the parts that are delivered.
+  // kBlocksTransposed: the number of blocks of [rows / blocks, cols], each
+  // stored as [cols, rows / blocks]. kAsStored: the parts of the TensorView.
   size_t blocks = 1;
 };
 
 // Tensors at known places in memory-mapped files, such as the shards of a
-// safetensors model, as a TensorSource. What is stored as it is needed is read
-// in place; other forms are made when they are asked for and kept until they
-// are released. Not thread-safe.
+// safetensors model, as a TensorSource. Tensors that are stored as they are
+// needed are read in place. Other forms are made when they are asked for and
+// kept until they are released. Not thread-safe.
 class TensorFiles : public TensorSource {
  public:
   // `description` names the whole in messages. Throws IoError or CorruptFile
-  // for files that cannot be mapped; CorruptFile for a place that is not inside
-  // its file; InvalidArgument for one that is impossible: a type that is not
-  // float, a form that does not fit the shape, a name that comes twice.
+  // for a file that cannot be mapped, CorruptFile for a place that is not
+  // inside its file, and InvalidArgument for a place that is impossible: its
+  // type is no float, its form does not fit its shape, or its name comes twice.
   TensorFiles(std::string description, const std::vector<std::string>& paths,
               const std::vector<TensorPlace>& places);
 
@@ -61,8 +61,8 @@ class TensorFiles : public TensorSource {
 
  private:
   void Check(const TensorPlace& place) const;
-  const uint8_t* Stored(const TensorPlace& place) const;
-  const uint8_t* Converted(const TensorPlace& place);
+  const uint8_t* DataOf(const TensorPlace& place) const;
+  const uint8_t* Convert(const TensorPlace& place);
 
   std::string description_;
   std::vector<std::shared_ptr<const MappedFile>> files_;

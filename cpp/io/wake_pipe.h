@@ -3,8 +3,8 @@
 
 namespace gkv {
 
-// A pipe that wakes whoever waits until it can be read from, as event loops do.
-// It holds one byte between Fill() and Drain(), which are called in turn.
+// A pipe that wakes an event loop, which waits until it can read from the pipe.
+// The pipe holds one byte between Fill() and Drain(), which are called in turn.
 class WakePipe {
  public:
   // Throws IoError if the process has no file descriptors left.
@@ -12,9 +12,9 @@ class WakePipe {
   ~WakePipe();
   WakePipe(const WakePipe&) = delete;
 
-  // The end to be read from.
+  // The end to read from.
   int descriptor() const { return ends_[0]; }
-  // Neither waits.
+  // Write and read the byte. Neither waits.
   void Fill() noexcept;
   void Drain() noexcept;
 

@@ -11,7 +11,7 @@
 
 namespace gkv {
 
-// The planes of 16-bit precision, see below.
+// The number of planes for 16-bit precision, see below.
 inline constexpr size_t kFinePlanes = 2;
 
 // Input rows of matrix products, in float and in 8-bit blocks. With two planes,
@@ -27,8 +27,8 @@ struct Activations {
   AlignedBuffer<int8_t> values;  // [planes, rows, cols]
   AlignedBuffer<float> scales;   // [planes, rows, cols / kQuantBlock]
   AlignedBuffer<int32_t> sums;   // [planes, rows, cols / kQuantBlock]
-  // Room for what LayOutRows makes of them for the types of a product's
-  // matrices, of which no more than three differ.
+  // Room for the tiles that LayOutRows makes of the rows, for each type of a
+  // product's matrices, of which no more than three differ.
   AlignedBuffer<uint8_t> laid_out[3];
 
   void Resize(size_t new_rows, size_t new_cols, size_t new_planes = 1) {
@@ -41,19 +41,20 @@ struct Activations {
     sums.EnsureSize(planes * rows * (cols / kQuantBlock));
   }
   float* row(size_t r) { return floats.data() + r * cols; }
-  // From column `begin`, the start of a block.
+  // The quantized row from column `begin` on, which is the start of a block.
   QuantizedRows quantized(size_t r, size_t begin = 0) {
     const size_t block = (r * cols + begin) / kQuantBlock;
     return {values.data() + r * cols + begin, scales.data() + block,
             sums.data() + block};
   }
-  // The row's floats are final. Rows of widths that are no multiple of the
-  // block feed float weights only: no quantized type can have such columns.
+  // Quantizes a row whose floats are final. Rows of a width that is no multiple
+  // of the block feed float weights only: no quantized type can have such
+  // columns.
   void Quantize(size_t r) {
     if (cols % kQuantBlock != 0) return;
     QuantizeRows(row(r), cols, 1, cols, quantized(r));
     if (planes == 1) return;
-    // Stretches that stay in cache.
+    // The errors are taken in stretches that stay in cache.
     constexpr size_t kErrorStripe = 16 * kQuantBlock;
     float errors[kErrorStripe];
     for (size_t begin = 0; begin < cols; begin += kErrorStripe) {
@@ -62,7 +63,7 @@ struct Activations {
       QuantizeRows(errors, count, 1, count, quantized(rows + r, begin));
     }
   }
-  // The same of `stretch`, columns [begin, end) of the row, for products that
+  // Quantizes `stretch` as columns [begin, end) of a row, for products that
   // read 8-bit blocks alone: the row's own floats stay as they are. Requires:
   // one plane; begin is the start of a block, end that of another or the end of
   // the row.
@@ -71,8 +72,9 @@ struct Activations {
     if (cols % kQuantBlock != 0) return;
     QuantizeRows(stretch, cols, 1, end - begin, quantized(r, begin));
   }
-  // The floats of a row of another one of this width become those of row `r`,
-  // or what its Quantize made of them.
+  // Copies a row of other activations of this width to row `r`: its floats or,
+  // if `quantized`, its 8-bit blocks. Rows of a second plane follow those of
+  // the first one.
   void CopyRow(size_t r, Activations& from, size_t row, bool quantized) {
     if (!quantized) {
       std::copy_n(from.row(row), cols, this->row(r));
@@ -86,7 +88,7 @@ struct Activations {
     std::copy_n(from.sums.data() + row * blocks, blocks,
                 sums.data() + r * blocks);
   }
-  // Rows of output that a product with weights of this type has.
+  // Returns the number of output rows of a product with weights of this type.
   size_t OutputRows(TensorType type) const {
     return UsesQuantizedActivations(type) ? planes * rows : rows;
   }

@@ -8,18 +8,19 @@
 
 namespace gkv {
 
-// An empty conversation of a model of this shape. Needs no weights and
+// Makes an empty conversation of a model of this shape. Needs no weights and
 // allocates no key or value storage before the first token.
-// Throws InvalidArgument if the capacity exceeds the model's context length, an
-// option is out of range, or what RequireConversations does.
+// Throws InvalidArgument if the capacity exceeds the model's context length or
+// an option is out of range, and what RequireConversations throws.
 std::shared_ptr<KVCache> CreateKVCache(ModelType type,
                                        const CacheOptions& options = {});
 std::shared_ptr<KVCache> CreateKVCache(const ModelConfig& config,
                                        const CacheOptions& options = {});
 
-// Whether a model continues text alone: one of embeddings and a drafter do not.
+// Whether a model continues text on its own. Models of embeddings and drafters
+// do not.
 bool HoldsConversations(const ModelConfig& config);
-// Throws InvalidArgument, naming what to do, for a model that does not.
+// Throws InvalidArgument, which says what to do, for a model that does not.
 void RequireConversations(const ModelConfig& config);
 
 }  // namespace gkv

@@ -18,19 +18,19 @@
 
 namespace gkv {
 
-// Throws Mismatch, naming what differs, unless the drafter is one for models of
-// the target's configuration. Requires: `drafter` is one.
+// Throws Mismatch, which names what differs, unless the drafter is for models
+// of the target's configuration. Requires: `drafter` is that of a drafter.
 void RequireDrafterFor(const ModelConfig& drafter, const ModelConfig& target);
 
-// Of each layer of a drafter: the layer of the target whose keys and values it
-// reads. Requires: RequireDrafterFor passes.
+// Returns, for each layer of a drafter, the layer of the target whose keys and
+// values it reads. Requires: RequireDrafterFor passes.
 std::vector<size_t> LayersRead(const ModelConfig& drafter,
                                const ModelConfig& target);
 
-// Puts the numbers of the `count` largest scores first in `chosen`, in any order,
-// and those of the others after them. Of equal scores the lower number comes
-// first; a score that is NaN becomes -inf. Requires: spans of one size,
-// 0 < count <= size.
+// Puts the numbers of the `count` largest scores first in `chosen`, in any
+// order, and those of the others after them. Of equal scores the lower number
+// comes first; a score that is NaN becomes -inf. Requires: spans of one size, 0
+// < count <= size.
 void ChooseLargest(std::span<float> scores, size_t count,
                    std::span<uint32_t> chosen);
 
@@ -39,29 +39,30 @@ void ChooseLargest(std::span<float> scores, size_t count,
 // Owns the activation buffers, which grow to what is used. Not thread-safe.
 class DraftPass {
  public:
-  // None is owned; all must outlive this. Requires: RequireDrafterFor passes.
+  // No argument is owned; all must outlive this. Requires: RequireDrafterFor
+  // passes.
   DraftPass(const Model& drafter, const Model& target, ThreadPool& pool);
 
-  // One guess. The bits of one depend on no other.
+  // One guess. Its bits depend on no other row.
   struct Row {
-    // Of the target's cache, which holds positions up to the view's end and
+    // The view of the target's cache, of positions up to the view's end and of
     // readable ones only; see KVCache::View.
     const KvStepView* view = nullptr;
     const KvLayout* layout = nullptr;
-    int32_t token = 0;  // the last one; stands at the view's end, or behind it
-                        // where guesses follow
-    // [target_hidden] each, which may be the same: what the target's head read
-    // to sample the token, or `next` of the guess before; and what takes its
-    // place for the next guess.
+    int32_t token = 0;  // the last one, at the view's end; for further guesses,
+                        // after that
+    // [target_hidden] each, which may be the same memory. `state` is what the
+    // target's head read to sample the token, or `next` of the guess before.
+    // `next` becomes the state of the next guess.
     const float* state = nullptr;
     float* next = nullptr;
-    // [vocab_size]; of tokens in clusters that were not chosen minus infinity.
-    // Or null, and the largest; as OutputHead::Row has them.
+    // [vocab_size], with minus infinity for tokens in clusters that were not
+    // chosen. Or null, and the largest logits, as in OutputHead::Row.
     float* logits = nullptr;
     TokenList* largest = nullptr;
     size_t count = 0;
   };
-  // All rows in one weight pass. Throws what ForwardPass::Step throws.
+  // Computes all rows in one weight pass. Throws what ForwardPass::Step throws.
   void Run(std::span<const Row> rows);
 
  private:

@@ -14,9 +14,9 @@ namespace {
 
 constexpr size_t kBlockTokens = 128;
 
-// All layers whose keys and values are of one shape store them in one place,
-// and each position has a place of its own there: windows are the mask's
-// affair.
+// Returns a layout in which all layers whose keys and values are of one shape
+// store them in one place. Each position has a place of its own there, since
+// the mask takes care of windows.
 KvLayout SharedLayout(const ModelConfig& config) {
   std::vector<KvLayerSpec> specs;
   for (const LayerConfig& layer : config.layers) {
@@ -108,13 +108,13 @@ void EmbeddingPass::Run(std::span<const Text> texts) {
 
   const size_t size = model_.config.embedding_dim;
   const bool dense = model_.config.dense_dim != 0 || size != 0;
-  // 16-bit precision: there are few rows.
+  // There are few rows, so they get 16-bit precision.
   if (dense) means_.Resize(texts.size(), hidden, kFinePlanes);
   pool_.Run(texts.size(), [&](size_t t, size_t) {
     float* const mean = dense ? means_.row(t) : texts[t].out;
     const float* const state = slices[t].output.data;
     const size_t length = texts[t].tokens.size();
-    // Stretches of columns, so that nothing is allocated here.
+    // The columns are taken in stretches, so that nothing is allocated here.
     constexpr size_t kStretch = 64;
     for (size_t begin = 0; begin < hidden; begin += kStretch) {
       const size_t count = std::min(kStretch, hidden - begin);

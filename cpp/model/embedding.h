@@ -15,25 +15,26 @@
 
 namespace gkv {
 
-// Values of a whole vector: as a model makes it, or of its hidden states.
+// Returns the number of values of a whole vector: that of the model's
+// projection or, without one, of its hidden states.
 size_t VectorSize(const ModelConfig& config);
 
-// Lengths of the vectors that a model makes: the whole one first, then, of
-// models that are trained so that the leading values of a vector serve as a
-// shorter one (Matryoshka, arXiv 2205.13147), the others.
+// Returns the lengths of the vectors that a model makes. The whole one comes
+// first. The others follow for models that are trained so that the leading
+// values of a vector serve as a shorter one (Matryoshka, arXiv 2205.13147).
 std::vector<size_t> EmbeddingDims(const ModelConfig& config);
 
 // sums [size] += row.
 void AddToSums(const float* row, size_t size, double* sums);
 
-// out [dim] = the leading values of `vector`, made one of length 1; all zeros
-// stay what they are.
+// out [dim] = the leading values of `vector`, scaled to length 1. If all are
+// zero, they stay so.
 void UnitVector(const float* vector, size_t dim, float* out);
 
-// Vectors of texts by a bidirectional model. The keys and values of a layer
-// are needed while it runs, and no longer: all layers of a shape store them in
-// the same place, and nothing is left behind. Owns the buffers, which grow to
-// what is used. Not thread-safe.
+// Computes vectors of texts with a bidirectional model. The keys and values of
+// a layer are needed only while the layer runs, so all layers of a shape store
+// them in the same place, and nothing remains of them. Owns the buffers, which
+// grow to what is used. Not thread-safe.
 class EmbeddingPass {
  public:
   // Neither is owned; both must outlive this. Requires: a bidirectional model.
@@ -43,9 +44,9 @@ class EmbeddingPass {
     std::span<const int32_t> tokens;  // at least one
     float* out;                       // [VectorSize(config)]
   };
-  // The mean of each text's hidden states, behind the model's products for it;
-  // not of length 1. All texts in one weight pass; the bits of one depend on
-  // no other. Throws what ForwardPass::Step throws.
+  // Writes the mean of each text's hidden states, after the model's products
+  // for it. Its length is not 1. All texts take one weight pass, and the bits
+  // of one depend on no other. Throws what ForwardPass::Step throws.
   void Run(std::span<const Text> texts);
 
  private:

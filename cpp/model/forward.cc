@@ -49,7 +49,7 @@ class ForwardPass::Parts {
     const StepWork all(slices, rows_, pool_);
     Embed(all);
     size_t done = own_layers_;
-    if (LeavesKeysAlone(slices)) --done;
+    if (LeavesOnlyKeys(slices)) --done;
     RunLayers(all, 0, done);
     if (done < own_layers_) LeaveKeys(all, done);
     slices = KeepOutputRows(slices, done < own_layers_);
@@ -58,7 +58,7 @@ class ForwardPass::Parts {
     if (has_altup() && !rows_.empty()) {
       altup_.Merge(weights_, input_, projected_.data(), x_.data(), work);
     }
-    Head(slices);
+    RunHead(slices);
   }
 
   const float* RunLayers(const StepWork& work,
@@ -71,16 +71,17 @@ class ForwardPass::Parts {
   }
 
  private:
-  // The layers up to the last one that leaves something to later steps.
+  // Returns the number of layers up to the last one that leaves something to
+  // later steps.
   static size_t OwnLayers(const ModelConfig& config) {
     size_t count = config.num_layers();
     while (count > 0 && config.layers[count - 1].shares_kv) --count;
     return count;
   }
 
-  // Whether all that rows without outputs leave of the last of those layers is
-  // keys and values, and there are such rows.
-  bool LeavesKeysAlone(std::span<const SequenceSlice> slices) const {
+  // Whether there are rows without outputs, and these leave nothing but keys
+  // and values in the last of those layers.
+  bool LeavesOnlyKeys(std::span<const SequenceSlice> slices) const {
     if (own_layers_ == 0 || weights_.layers[own_layers_ - 1].recurrent) {
       return false;
     }
@@ -89,14 +90,15 @@ class ForwardPass::Parts {
     });
   }
 
-  // The first part of a layer, of all rows: they enter it and leave their keys
-  // and values.
+  // Runs the first part of a layer for all rows: they enter it and leave their
+  // keys and values.
   void LeaveKeys(const StepWork& work, size_t i) {
     work.ForRows(StepPart::kNorms, [&](size_t row) { EnterLayer(i, row); });
     attention_.KeepKeys(weights_.layers[i], i, input_, work);
   }
 
-  // `left_keys`: of the first of them LeaveKeys has done its part.
+  // Runs layers [begin, end). `left_keys`: LeaveKeys has done its part of the
+  // first of them.
   void RunLayers(const StepWork& work, size_t begin, size_t end,
                  bool left_keys = false) {
     if (work.rows().empty()) return;
@@ -106,11 +108,11 @@ class ForwardPass::Parts {
                    [&](size_t row) { EnterLayer(begin, row); });
     }
     for (size_t i = begin; i < end; ++i) {
-      // The last work on a layer's rows and the first on the next one's.
+      // The last work on a row in one layer is the first in the next.
       const auto leave_layer = [&](size_t row) {
         if (i + 1 < end) EnterLayer(i + 1, row);
       };
-      TemporalMixing(work, i, left_keys && i == begin);
+      MixPositions(work, i, left_keys && i == begin);
       const LayerWeights& layer = weights_.layers[i];
       feed_forward_.Compute(layer, config_.layers[i].sparsity_cutoff, input_,
                             projected_.data(), work);
@@ -148,10 +150,10 @@ class ForwardPass::Parts {
     }
   }
 
-  // Later steps need nothing of what follows: it is computed for the rows alone
-  // that have outputs. Those move to the front, with their input of the layer
-  // that they have `entered`. Gives the slices that remain, in the same order;
-  // they may be empty.
+  // Keeps only the rows that have outputs: later steps need nothing of what
+  // follows. These rows move to the front, and with them, if they have
+  // `entered` a layer, their input of it. Returns the slices that remain, in
+  // the same order; they may be empty.
   std::span<const SequenceSlice> KeepOutputRows(
       std::span<const SequenceSlice> slices, bool entered) {
     const size_t all = rows_.size();
@@ -217,8 +219,8 @@ class ForwardPass::Parts {
     NormInput(layer.attn_norm, row);
   }
 
-  // What mixes positions: attention or a recurrence, and what stands beside it.
-  void TemporalMixing(const StepWork& work, size_t i, bool left_keys) {
+  // Runs what mixes positions: attention or a recurrence, and LAuReL beside it.
+  void MixPositions(const StepWork& work, size_t i, bool left_keys) {
     const LayerWeights& layer = weights_.layers[i];
     const bool has_laurel = config_.laurel_rank != 0;
     if (has_laurel) laurel_.Compute(layer, input_, work);
@@ -241,7 +243,7 @@ class ForwardPass::Parts {
     input_.Quantize(row);
   }
 
-  // The residual stream as it is, as the input of a product.
+  // Takes the residual stream as it is as the input of a product.
   void TakeStream(size_t row) {
     std::copy_n(x(row), hidden(), input_.row(row));
     input_.Quantize(row);
@@ -263,7 +265,7 @@ class ForwardPass::Parts {
     }
   }
 
-  void Head(std::span<const SequenceSlice> slices) {
+  void RunHead(std::span<const SequenceSlice> slices) {
     pool_.Enter(StepPart::kNorms);
     std::vector<OutputHead::Row> rows;
     size_t end = 0;
@@ -298,11 +300,11 @@ class ForwardPass::Parts {
   const size_t own_layers_;
 
   std::vector<StepRow> rows_;
-  std::vector<SequenceSlice> wanted_;  // what has outputs of the step's slices
+  std::vector<SequenceSlice> wanted_;  // the slices' rows that have outputs
   AlignedBuffer<float> x_;          // [rows, hidden_size], the residual stream
   Activations input_;               // [rows, hidden_size], normalized
   AlignedBuffer<float> projected_;  // [rows, hidden_size]
-  const FloatVector none_;          // in place of a bias that was added
+  const FloatVector none_;          // in place of a bias that is added already
   Attention attention_;
   Recurrent recurrent_;
   FeedForward feed_forward_;

@@ -22,11 +22,23 @@ struct Model {
   Weights weights;
 };
 
-// Runs a model. One weight pass for all slices of a step, however they are
-// mixed; the results of a slice do not depend on the others, nor on how a
-// conversation was cut into slices. Owns the activation buffers and the tables
-// of positions, which grow to what is used. Not thread-safe: one step at a
-// time.
+// Runs a model.
+//
+// A step has slices: consecutive positions of some conversations, in any
+// mixture of prefill and decoding. Each of their positions is a row. A step
+// embeds the rows, takes all of them through one layer after the other, and
+// computes the outputs that the slices ask for. All rows share one pass over
+// the weights. After the last layer that leaves something to later steps only
+// the rows that have outputs go on.
+//
+// Attention, recurrence, feed-forward and what some families have besides are
+// parts that own their buffers (model/layers); ForwardPass composes them. All
+// work is cut into independent tasks for the threads of the pool. The results
+// of a slice depend neither on that cut, nor on the other slices, nor on how
+// its conversation was cut into slices.
+//
+// Owns the activation buffers and the tables of positions, which grow to what
+// is used. Not thread-safe: one step at a time.
 class ForwardPass {
  public:
   // The model and the pool are not owned; both must outlive this. `reads` as in

@@ -7,9 +7,9 @@
 namespace gkv {
 namespace {
 
-// Of so many rows the products take longer than reading the weights.
+// With this many rows the products take longer than reading the weights.
 constexpr size_t kManyRows = 64;
-// Of fewer, weights are handed out in a few portions per thread, so that a
+// With fewer, weights are handed out in a few portions per thread, so that a
 // thread that is held up by the system does not hold up the others.
 constexpr size_t kMinGroupsOfFewRows = 16;
 constexpr size_t kMaxPortionsPerThread = 16;
@@ -40,7 +40,7 @@ size_t GroupTasks::Size(size_t left) const {
   return std::min(most_, half);
 }
 
-GroupTasks::Range GroupTasks::Of(size_t task) const {
+GroupTasks::Range GroupTasks::RangeOf(size_t task) const {
   size_t begin = 0;
   size_t size = Size(groups_);
   for (; task >= threads_; task -= threads_) {

@@ -8,11 +8,12 @@ namespace gkv {
 // A loop over weight groups, cut into tasks for a pool that hands them out in
 // ascending order. Tasks cover all groups, each once, and none is empty.
 //
-// Products of few rows wait for memory: tasks are all as long, and long enough
-// for the kernels to read ahead. Those of many rows compute: a task takes as
-// long as half a millisecond, and threads wait for whoever has the last one. So
-// each round of tasks, one a thread, takes half of what is left (Hummel,
-// Schonberg, Flynn: Factoring, 1992), and the last ones are short.
+// Products of few rows wait for memory: all tasks have the same length, and are
+// long enough for the kernels to read ahead. Products of many rows compute: a
+// task takes as long as half a millisecond, and threads wait for the one that
+// has the last task. So each round of tasks, one for each thread, takes half of
+// what is left (Hummel, Schonberg, Flynn: Factoring, 1992), and the last tasks
+// are short.
 class GroupTasks {
  public:
   struct Range {
@@ -25,19 +26,19 @@ class GroupTasks {
       : GroupTasks(groups, rows, threads, kNoLimit) {}
 
   size_t count() const { return count_; }
-  // Groups of the longest task, the first.
+  // Returns the number of groups of the first task, which is the longest.
   size_t longest() const { return Size(groups_); }
   // Requires: task < count().
-  Range Of(size_t task) const;
+  Range RangeOf(size_t task) const;
 
  private:
   static constexpr size_t kNoLimit = ~size_t{1};
 
-  // Of a task, where `left` groups are not handed out yet.
+  // Returns the size of a task when `left` groups are not handed out yet.
   size_t Size(size_t left) const;
 
   size_t groups_, threads_, most_;
-  size_t fixed_;  // groups of every task; 0: they get fewer
+  size_t fixed_;  // groups of every task; 0: tasks become shorter
   size_t count_ = 0;
 };
 

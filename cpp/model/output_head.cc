@@ -22,36 +22,37 @@ namespace {
 //   and for q, k, v             0.60e-3   0   3,160
 constexpr size_t kHeadPlanes = 2;
 
-// Products that a thread holds before it sums up the planes: they stay in its
-// cache.
+// The number of products that a thread holds before it adds up the planes: they
+// stay in its cache.
 constexpr size_t kStretchFloats = size_t{1} << 16;
-// Long enough for the kernels to prefetch within it.
+// Long enough for the kernels to prefetch within a stretch.
 constexpr size_t kMinStretchGroups = 16;
-// So that a thread that is held up does not hold up the others for long.
+// So many that a thread that is held up does not hold up the others for long.
 constexpr size_t kMinStretchesOfThread = 16;
-// A few microseconds.
+// A task of this many takes a few microseconds.
 constexpr size_t kContendersOfTask = 8;
 
-// Of a single row the second plane costs nothing: reading the weights does.
+// For a single row the second plane costs nothing: reading the weights does.
 // (270M, greedy decode of 2 to 5 conversations: 1.10, 1.12, 1.03, 1.58 times as
 // fast as with both planes.)
 constexpr size_t kMinScreenedRows = 2;
 
-// Room for the rounding of the products that a bound is for: their terms'
-// magnitudes sum up to no more than the bound itself (Cauchy-Schwarz), so the
+// Room for the rounding of the products that a bound is for. The magnitudes of
+// their terms add up to no more than the bound itself (Cauchy-Schwarz), so the
 // error of a sum of n terms is below n * 2^-24 of it.
 constexpr float kBoundSlack = 1.01f;
 
 // Logits that a soft cap has brought as close as this, in units of the cap, may
-// be in another order than they were: twice what its tanh errs by, at most 4
-// ulp, and the rounding of a division and a product, with room.
+// have another order than before. This is twice the error of its tanh, at most
+// 4 ulp, and the rounding of a division and a product, with some room.
 constexpr double kCapSlack = 1e-5;
 
-// Below it no product reaches one of `least` behind the cap.
+// Returns a floor. After the cap no product below the floor reaches one of
+// `least`.
 float FloorUnderSoftCap(float cap, float least) {
   if (cap <= 0) return least;
   const double capped = std::tanh(static_cast<double>(least) / cap) - kCapSlack;
-  // Far below 0 the order of all is open.
+  // Far below 0 the cap may put logits in any order.
   if (!(capped > -1)) return -std::numeric_limits<float>::infinity();
   return static_cast<float>(cap * std::atanh(capped));
 }
@@ -113,7 +114,7 @@ void OutputHead::Prepare(std::span<const Row> rows) {
   }
 }
 
-// What a bound takes of the rows from `whole` on.
+// Computes the norms that bounds are made of, for the rows from `whole` on.
 void OutputHead::Screen(size_t whole) {
   if (group_norms_.empty()) NormGroups();
   second_norms_.resize(rows_.size());
@@ -122,7 +123,7 @@ void OutputHead::Screen(size_t whole) {
   }
 }
 
-// The largest Euclidean norm of each group's weight rows, rounded up.
+// Computes the largest Euclidean norm of each group's weight rows, rounded up.
 void OutputHead::NormGroups() {
   constexpr size_t kGroupsOfTask = 64;
   std::vector<float> norms(NumGroups(matrix_.rows));
@@ -158,9 +159,9 @@ float OutputHead::SecondPlaneNorm(size_t row) {
   return static_cast<float>(std::sqrt(sum) * (1 + 1e-6));
 }
 
-// Products with the first plane of all rows and the second one of the first
-// `both`, in stretches of the vocabulary. Of rows from `whole` on the largest
-// of each group are kept.
+// Multiplies the first plane of all rows, and the second one of the first
+// `both` rows, in stretches of the vocabulary. For rows from `whole` on it
+// keeps only the largest product of each group.
 void OutputHead::Multiply(size_t whole, size_t both) {
   MatMulInput input = input_.input(matrix_.type);
   // The second plane's rows follow the first one's, in the same order.
@@ -218,15 +219,16 @@ void OutputHead::NoteMaxima(Stretch& s, size_t row, float* maxima) const {
       ArgMax(products + groups * kRowGroup, rest).logit;
 }
 
-// The largest logits of the rows from `whole` on.
+// Lists the largest logits of the rows from `whole` on.
 //
-// A row's leaders are the groups with the largest products. So many of their
-// logits are not below the `count`-th largest of them. Where a group's largest
-// product and its bound together are below that, no logit of the group is among
-// the largest: the rounding of sums keeps their order. A soft cap, which all
-// then get, does not keep that of logits that it brings together: these stay in
-// the race. Groups that stay are chasers; where the products are those of both
-// planes, leaders.
+// A row's leaders are the groups with the largest products. The `count`-th
+// largest of their logits is a floor: `count` logits are not below it. If a
+// group's largest product and its bound add up to less, no logit of the group
+// is among the largest, since the rounding of sums keeps their order. The soft
+// cap, which all logits then get, does not keep the order of logits that it
+// brings close to each other, so these stay in the race. The groups that stay
+// are the chasers. If the products are those of both planes, they are leaders,
+// and there are no chasers.
 void OutputHead::ListLargest(size_t whole) {
   const size_t groups = NumGroups(matrix_.rows);
   const size_t rows = rows_.size() - whole;
@@ -239,7 +241,8 @@ void OutputHead::ListLargest(size_t whole) {
     race.row = whole + i;
     const float* maxima = group_max_.data() + i * groups;
     race.floor = FloorOfLargest(maxima, groups, rows_[race.row].count);
-    // No chasers follow: leaders are all that a cap may bring to the top.
+    // No chasers follow, so the leaders are all that a cap may bring to the
+    // top.
     if (!screened) {
       race.floor = FloorUnderSoftCap(config_.final_soft_cap, race.floor);
     }
@@ -260,8 +263,8 @@ void OutputHead::ListLargest(size_t whole) {
   for (Race& race : races) List(race);
 }
 
-// The planes of each row from `whole` on as neighbours, so that both are
-// multiplied at once.
+// Copies the planes of each row from `whole` on next to each other, so that
+// both are multiplied at once.
 void OutputHead::PairPlanes(size_t whole) {
   if (!UsesQuantizedActivations(matrix_.type)) return;
   const size_t rows = rows_.size() - whole;
@@ -274,14 +277,14 @@ void OutputHead::PairPlanes(size_t whole) {
   }
 }
 
-// In place of the largest product of each group that is no leader, what none
-// of its logits exceeds.
+// Replaces the largest product of each group by what none of its logits
+// exceeds, or by -inf if the group is a leader.
 void OutputHead::BoundChasers(const Race& race, float* maxima) const {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const float norm = second_norms_[race.row];
   for (size_t g = 0; g < NumGroups(matrix_.rows); ++g) {
     const float most = maxima[g] + norm * group_norms_[g];
-    // A bound that is no number tells nothing.
+    // A bound that is NaN excludes nothing.
     const float bound = most == most ? most : kInfinity;
     maxima[g] = maxima[g] >= race.floor ? -kInfinity : bound;
   }
@@ -294,7 +297,7 @@ float OutputHead::FloorOfChasers(const Race& race) const {
       FloorOfLargest(logits.data(), logits.size(), rows_[race.row].count));
 }
 
-// The uncapped logits of the groups of all races.
+// Computes the uncapped logits of the groups of all races.
 void OutputHead::Complete(size_t whole, std::span<Race> races,
                           Contenders Race::*which) {
   contenders_.clear();
@@ -319,7 +322,7 @@ void OutputHead::Complete(size_t whole, std::span<Race> races,
   });
 }
 
-// -inf behind the last token.
+// Computes the uncapped logits of one group; -inf after the last token.
 void OutputHead::Complete(size_t whole, const Contender& contender,
                           uint8_t* scratch) {
   const size_t first = contender.group * kRowGroup;
@@ -347,7 +350,7 @@ void OutputHead::Cap(Contenders& those) const {
   const float cap = config_.final_soft_cap;
   if (cap <= 0 || those.logits.empty()) return;
   SoftCap(cap, those.logits.size(), those.logits.data());
-  // Behind the last token there is none still.
+  // After the last token there is still -inf.
   const size_t last = static_cast<size_t>(those.groups.ids.back()) * kRowGroup;
   if (matrix_.rows - last >= kRowGroup) return;
   std::fill(those.logits.end() -
@@ -363,7 +366,7 @@ void OutputHead::List(Race& race) {
     std::vector<float>& logits = those->logits;
     if (logits.empty()) continue;
     Cap(*those);
-    // That of the leaders holds for all.
+    // The floor of the leaders holds for all.
     if (those == &race.leaders) {
       floor = FloorOfLargest(logits.data(), logits.size(), row.count);
     }

@@ -16,22 +16,23 @@
 
 namespace gkv {
 
-// From the residual stream to logits: the final norm, the product with the
-// vocabulary's weights, the soft cap.
+// Computes logits from the residual stream: the final norm, the product with
+// the vocabulary's weights, the soft cap.
 //
 // With quantized weights the input has two planes of 8 bits (activations.h).
-// A row of which only the largest logits matter is computed with the first
-// plane and, where a bound on what the second one can add leaves logits in the
-// race, with both. The largest are exactly those of the full row, which is
-// written nowhere.
+// Some rows want only their largest logits. Where there are two such rows or
+// more, these are multiplied with the first plane. A bound on what the second
+// one can add then leaves a few groups of tokens in the race, and these are
+// multiplied with both planes. The logits are exactly the largest of the full
+// row, which is written nowhere.
 class OutputHead {
  public:
   struct Row {
     const float* x;  // [hidden_size]
     float* logits;   // [vocab_size], or null:
     // Only the `count` largest logits are wanted, with ties going to the lowest
-    // ids. They become `largest`, which may have some of the others, too; none
-    // of -inf or NaN.
+    // ids. They are written to `largest`, which may get some of the others,
+    // too, but none of -inf or NaN.
     TokenList* largest = nullptr;
     size_t count = 0;
   };
@@ -44,8 +45,8 @@ class OutputHead {
   // std::bad_alloc and what PackedMatrix::RequireSound throws.
   void Compute(std::span<const Row> rows);
 
-  // Groups of 16 tokens that the last call has multiplied once more for the
-  // rows of which it wanted the largest logits.
+  // Returns the number of groups of 16 tokens that the last call has multiplied
+  // once more, for rows of which only the largest logits were wanted.
   size_t contenders() const { return num_contenders_; }
 
  private:
@@ -57,10 +58,10 @@ class OutputHead {
     TokenList groups;           // their numbers; its logits do not matter
     std::vector<float> logits;  // [groups, kRowGroup]
   };
-  // Of a row of which the largest are wanted.
+  // The state of a row of which only the largest logits are wanted.
   struct Race {
     size_t row;
-    float floor;  // leaders have a largest product of that at least
+    float floor;  // the largest product of a leader is at least this
     Contenders leaders, chasers;
   };
   struct Contender {
@@ -90,14 +91,14 @@ class OutputHead {
   const PackedMatrix& matrix_;
   ThreadPool& pool_;
 
-  std::vector<Row> rows_;       // those of which all logits are wanted first
+  std::vector<Row> rows_;       // first those of which all logits are wanted
   Activations input_;           // [rows, hidden_size]
   AlignedBuffer<float> parts_;  // [threads, planes, rows, stretch]
-  std::vector<float> group_norms_;  // [groups] once it was needed
+  std::vector<float> group_norms_;  // [groups], or empty until it is needed
 
-  // Of rows of which the largest are wanted: the largest product of each group,
-  // and, where that is the first plane's, how much the second plane can change
-  // a product in all.
+  // For rows of which only the largest logits are wanted: the largest product
+  // of each group and, if that is the first plane's, the norm of the second
+  // plane, which bounds how much it can change a product.
   AlignedBuffer<float> group_max_;   // [those rows, groups]
   std::vector<float> second_norms_;  // [rows], or empty
   Activations pairs_;                // [those rows and planes, hidden_size]

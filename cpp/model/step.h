@@ -10,13 +10,13 @@
 
 namespace gkv {
 
-// What a step computes for the last `rows` rows of a slice, besides keys and
-// values.
+// The results that a step computes for the last `rows` rows of a slice, besides
+// keys and values.
 struct RowOutput {
   enum Kind {
     kLogits,   // [rows, vocab_size]
     kLargest,  // those that may be among the `count` largest of a row
-    kHidden,   // [rows, hidden_size]: what the head reads, behind the last norm
+    kHidden,   // [rows, hidden_size]: what the head reads, after the last norm
   };
   Kind kind = kLogits;
   size_t rows = 0;
@@ -24,8 +24,8 @@ struct RowOutput {
   // kLargest alone, in place of `data`: [rows], see OutputHead::Row.
   size_t count = 1;
   TokenList* tokens = nullptr;
-  // With logits: [rows, hidden_size], what the head reads besides; null: not
-  // wanted.
+  // With kLogits and kLargest: [rows, hidden_size], what the head reads; null
+  // if that is not wanted.
   float* states = nullptr;
 };
 

@@ -8,19 +8,20 @@
 namespace gkv {
 namespace {
 
-// Of a stretch of one of a pair of products, so that both, the weights and the
-// rows are in the second-level cache until they are used.
+// The most bytes of a stretch of one of a pair of products. Both stretches, the
+// weights and the rows then stay in the second-level cache until they are used.
 constexpr size_t kMaxPairBytes = 64 * 1024;
 
 static_assert(kMatMulScratchBytes <= ThreadPool::kScratchBytes);
 
-// Groups of such a stretch, an even number.
+// Returns the most groups of such a stretch, an even number.
 size_t MaxGroupsOfPair(size_t rows) {
   const size_t bytes = std::max<size_t>(1, rows) * kRowGroup * sizeof(float);
   return 2 * std::max<size_t>(1, kMaxPairBytes / bytes / 2);
 }
 
-// One loop over the groups of all products; part_of(i) is the i-th MatMulPart.
+// Runs one loop over the groups of all products; part_of(i) is the i-th
+// MatMulPart.
 template <typename PartOf>
 void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
   size_t total_groups = 0, rows = 0;
@@ -31,7 +32,7 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
   }
   const GroupTasks tasks(total_groups, rows, pool.num_threads());
   pool.Run(tasks.count(), [&](size_t task, size_t thread) {
-    auto [begin, end] = tasks.Of(task);
+    auto [begin, end] = tasks.RangeOf(task);
     for (size_t i = 0; i < count && end > 0; ++i) {
       const MatMulPart part = part_of(i);
       const size_t groups = NumGroups(part.weights.rows);
@@ -45,9 +46,9 @@ void RunParts(size_t count, const PartOf& part_of, ThreadPool& pool) {
   });
 }
 
-// The inputs of some products, laid out for their kernels where they have many
-// rows: once for all tasks. Where there are more kinds of them than places,
-// each task lays out the others for itself: the same bits.
+// The inputs of some products. Those that have many rows are laid out for their
+// kernels, once for all tasks. If there are more kinds of them than places,
+// each task lays out the others for itself, with the same bits.
 class InputLayouts {
  public:
   InputLayouts(std::span<const MatMulJob> jobs, ThreadPool& pool) {
@@ -63,8 +64,8 @@ class InputLayouts {
     });
   }
 
-  // The job's input with its layout.
-  MatMulInput Of(const MatMulJob& job) const {
+  // Returns the job's input, with its layout if there is one.
+  MatMulInput InputOf(const MatMulJob& job) const {
     MatMulInput input = job.input->input(job.weights->type);
     for (size_t i = 0; i < count_; ++i) {
       if (IsFor(places_[i], job)) input.laid_out = places_[i].out;
@@ -118,7 +119,7 @@ void StepWork::MatMuls(StepPart part,
       jobs.size(),
       [&](size_t i) {
         const MatMulJob& job = jobs.begin()[i];
-        return MatMulPart{job.weights->view(), layouts.Of(job), job.out,
+        return MatMulPart{job.weights->view(), layouts.InputOf(job), job.out,
                           job.weights->rows};
       },
       pool_);
@@ -134,15 +135,15 @@ void StepWork::MatMulPair(
   const size_t groups = NumGroups(a.rows);
   const GroupTasks tasks(groups, input.rows, pool_.num_threads(),
                          MaxGroupsOfPair(input.rows));
-  // Whole products have rows so far apart, often by a power of two, that the
-  // same columns of all of them share few sets of a cache.
+  // Rows of whole products are so far apart, often by a power of two, that the
+  // same columns of all rows would share few sets of a cache.
   const size_t stride = tasks.longest() * kRowGroup;
   const size_t size = input.rows * stride;
   products.EnsureSize(pool_.num_threads() * 2 * size);
   const MatMulJob jobs[] = {{&a, &input, nullptr}, {&b, &input, nullptr}};
   const InputLayouts layouts(jobs, pool_);
   pool_.Run(tasks.count(), [&](size_t task, size_t thread) {
-    const auto [begin, end] = tasks.Of(task);
+    const auto [begin, end] = tasks.RangeOf(task);
     float* out = products.data() + thread * 2 * size;
     const PairStretch stretch{begin * kRowGroup,
                               std::min(a.rows, end * kRowGroup), stride, out,
@@ -151,8 +152,8 @@ void StepWork::MatMulPair(
       PackedView weights = job.weights->view();
       weights.data += begin * GroupBytes(weights.type, weights.cols);
       weights.rows = stretch.end - stretch.begin;
-      MatMul(weights, layouts.Of(job), 0, end - begin, pool_.scratch(thread),
-             out, stride);
+      MatMul(weights, layouts.InputOf(job), 0, end - begin,
+             pool_.scratch(thread), out, stride);
       out += size;
     }
     fn(stretch);

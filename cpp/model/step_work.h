@@ -25,7 +25,8 @@ struct MatMulJob {
   float* out;  // [input->rows, weights->rows]
 };
 
-// The same of some rows with some groups of a matrix: out [input.rows, stride].
+// A product of some rows with some groups of a matrix: out [input.rows,
+// stride].
 struct MatMulPart {
   PackedView weights;
   MatMulInput input;
@@ -33,8 +34,8 @@ struct MatMulPart {
   size_t stride;
 };
 
-// Columns [begin, end) of two products: of row m from a + m * stride and
-// b + m * stride on.
+// Columns [begin, end) of two products. Those of row m begin at a + m * stride
+// and b + m * stride.
 struct PairStretch {
   size_t begin;
   size_t end;
@@ -54,7 +55,8 @@ struct StepRow {
 // and weights are cut into independent tasks, and no result depends on the cut.
 class StepWork {
  public:
-  // Not owned; all must outlive this. Rows come in the order of the slices.
+  // No argument is owned; all must outlive this. Rows come in the order of the
+  // slices.
   StepWork(std::span<const SequenceSlice> slices, std::span<const StepRow> rows,
            ThreadPool& pool)
       : slices_(slices), rows_(rows), pool_(pool) {}
@@ -63,17 +65,18 @@ class StepWork {
   std::span<const StepRow> rows() const { return rows_; }
   ThreadPool& pool() const { return pool_; }
 
-  // What follows belongs to this part of the step.
+  // Says that what follows belongs to this part of the step.
   void Enter(StepPart part) const { pool_.Enter(part); }
 
-  // fn(row) for every row, in parallel when there are enough of them. `part` is
-  // what it is of the step.
+  // Calls fn(row) for every row, in parallel if there are enough of them.
+  // `part` is the part of the step that this is.
   template <typename Fn>
   void ForRows(StepPart part, const Fn& fn) const {
     ForEach(part, rows_.size(), fn);
   }
 
-  // fn(i) for every i < count, in the same way: work as that on a row is.
+  // Calls fn(i) for every i < count, in the same way. A call is as much work as
+  // one on a row.
   template <typename Fn>
   void ForEach(StepPart part, size_t count, const Fn& fn) const {
     Enter(part);
@@ -90,27 +93,29 @@ class StepWork {
     });
   }
 
-  // Several products as one parallel loop. Throws what RequireSound throws.
-  // `part` is what they are of the step.
+  // Computes several products in one parallel loop. Throws what
+  // PackedMatrix::RequireSound throws.
   void MatMuls(StepPart part, std::initializer_list<MatMulJob> jobs) const;
   // Requires: RequireSound was called for the matrices.
   void MatMuls(StepPart part, std::span<const MatMulPart> parts) const;
-  // Two products of one input with matrices of as many rows, and fn(stretch)
-  // for stretches of their columns, on the thread that has computed both, while
-  // they are in its cache. They are nowhere else: `products` is room for those
+  // Computes two products of one input, with matrices of equally many rows, in
+  // stretches of columns. Calls fn(stretch) for each on the thread that has
+  // computed it of both products, while it is in the thread's cache. The
+  // products are stored nowhere else: `products` has room for the stretches
   // that are computed at the same time. Stretches begin at multiples of
-  // kQuantBlock. Throws what RequireSound throws.
+  // kQuantBlock. Throws what PackedMatrix::RequireSound throws.
   void MatMulPair(StepPart part, const PackedMatrix& a, const PackedMatrix& b,
                   Activations& input, AlignedBuffer<float>& products,
                   const std::function<void(const PairStretch&)>& fn) const;
 
  private:
-  // Row-wise work on so few rows costs less than waking another thread.
+  // Row-wise work on this many rows costs less than waking another thread.
   static constexpr size_t kSerialRows = 3;
-  // At most; fewer where there would be no task for some threads.
+  // The most rows of a task. It has fewer if some threads would have no task.
   static constexpr size_t kRowsPerTask = 8;
-  // Sixteen positions share the lines in which keys are stored: of a prompt
-  // that begins at such a place, no two threads write into one.
+  // From this many rows on a task has sixteen. Sixteen positions share the
+  // lines in which keys are stored, so no two threads write to one line of a
+  // prompt that begins at such a place.
   static constexpr size_t kManyRows = 64;
   static constexpr size_t kManyRowsPerTask = 16;
 
@@ -119,20 +124,20 @@ class StepWork {
   ThreadPool& pool_;
 };
 
-// out [input.rows, weights.rows] = input, which this quantizes, with the
-// weights; of several planes their sum. Owns nothing: `products` is for what
-// the planes give.
+// out [input.rows, weights.rows] = the product of `input`, which this
+// quantizes, with the weights. The products of several planes are added;
+// `products` is room for them.
 void Multiply(StepPart part, const PackedMatrix& weights, Activations& input,
               ThreadPool& pool, AlignedBuffer<float>& products, float* out);
 
-// To columns [begin, end) of a row. Models without biases have empty ones.
-// `stretch` is that of the row from `begin` on.
+// Adds a bias to columns [begin, end) of a row; `stretch` is column `begin`.
+// Models without biases have empty ones.
 inline void AddBias(const FloatVector& bias, size_t begin, size_t end,
                     float* stretch) {
   if (bias.size() != 0) Add(bias.data() + begin, end - begin, stretch);
 }
 
-// Models without biases have empty ones.
+// Adds a bias to a row. Models without biases have empty ones.
 inline void AddBias(const FloatVector& bias, float* row) {
   if (bias.size() != 0) Add(bias.data(), bias.size(), row);
 }

@@ -7,12 +7,17 @@
 #include "gemmakv/kv_dtype.h"
 #include "ops/kv_strip.h"
 
-// Attention over stored keys and values. Its arithmetic is a function of the
-// query and of the visible keys and values at their absolute positions alone:
-// positions are cut into spans at absolute multiples of kAttentionSpan; each
-// span gives (max, sum, accumulator) in f32, and spans merge in ascending
-// order. Neither the storage block size, nor how queries are grouped into
-// tiles, nor which thread computes which span changes a bit.
+// Attention over stored keys and values.
+//
+// Positions are cut into spans at absolute multiples of kAttentionSpan. Of each
+// span that a query sees there is a partial result (max, sum, accumulator) in
+// f32, and partials are merged into the query's state in ascending order of the
+// spans. So the result is a function of the query, and of the visible keys and
+// values at their absolute positions, alone: neither the storage block size,
+// nor how queries are grouped into tiles, nor which thread computes which span
+// changes a bit. AttentionTile() does all of this for some queries; the pieces
+// AttentionSpanPartial(), AttentionMerge() and AttentionFinish() are for tasks
+// that share the spans of one tile.
 
 namespace gkv {
 

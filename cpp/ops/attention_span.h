@@ -14,7 +14,7 @@ inline constexpr size_t kSpanGroups = kAttentionSpan / kKvGroup;
 
 // Where the keys and values of a span lie. Only the groups [group_begin,
 // group_end) and their tokens are filled in. `next`, if not null, is the span
-// that is read behind this one; both are whole then. Its keys, and its values
+// that is read after this one; both are whole then. Its keys, and its values
 // where the first queries all see those of this one, are fetched meanwhile by
 // tiles of 4 queries or more; scales are not.
 struct SpanAddresses {

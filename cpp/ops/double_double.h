@@ -1,10 +1,10 @@
 #ifndef GEMMAKV_OPS_DOUBLE_DOUBLE_H_
 #define GEMMAKV_OPS_DOUBLE_DOUBLE_H_
 
-// Numbers of about 100 bits by the basic operations on double alone, so that
-// every machine has the same bits (long double differs between them). Relies on
-// rounding to nearest and on products not being fused into sums. For values far
-// from overflow and underflow.
+// Numbers of about 100 bits, made of the basic operations on double alone, so
+// that every machine has the same bits (long double differs between them). They
+// rely on rounding to nearest and on products that are not fused into sums, and
+// are for values far from overflow and underflow.
 
 namespace gkv {
 
@@ -18,20 +18,21 @@ struct DoubleDouble {
   constexpr DoubleDouble(double high, double low) : high(high), low(low) {}
 };
 
-// Exact. Requires: |a| >= |b|, or a is 0.
+// Returns the exact sum. Requires: |a| >= |b|, or a is 0.
 constexpr DoubleDouble OrderedSum(double a, double b) {
   const double sum = a + b;
   return {sum, b - (sum - a)};
 }
 
-// Exact (Knuth).
+// Returns the exact sum (Knuth).
 constexpr DoubleDouble ExactSum(double a, double b) {
   const double sum = a + b;
   const double from_b = sum - a;
   return {sum, (a - (sum - from_b)) + (b - from_b)};
 }
 
-// Exact (Dekker): products of the halves of 26 bits have no rounding error.
+// Returns the exact product (Dekker): products of the halves of 26 bits have no
+// rounding error.
 constexpr DoubleDouble ExactProduct(double a, double b) {
   constexpr double kSplitter = 134217729.0;  // 2^27 + 1
   const double ta = kSplitter * a, tb = kSplitter * b;
@@ -60,7 +61,7 @@ constexpr DoubleDouble operator*(const DoubleDouble& a, const DoubleDouble& b) {
                     product.low + (a.high * b.low + a.low * b.high));
 }
 
-// Two digits of quotient and a correction.
+// Computes two digits of the quotient and a correction.
 constexpr DoubleDouble operator/(const DoubleDouble& a, const DoubleDouble& b) {
   const double first = a.high / b.high;
   const DoubleDouble rest = a - b * first;

@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-// 1 / sqrt(mean(x^2) + epsilon) by correctly rounded operations alone.
+// Returns 1 / sqrt(mean(x^2) + epsilon), by correctly rounded operations alone.
 float InverseRms(const float* HWY_RESTRICT x, float epsilon, size_t size) {
   const float sum = Sum16(x, size, [](VF32 v, VF32 acc) HWY_ATTR {
     return hn::MulAdd(v, v, acc);
@@ -77,7 +77,7 @@ void SoftmaxImpl(size_t size, float* x) {
   const float sum = Sum16(x, size, [](VF32 v, VF32 acc) HWY_ATTR {
     return hn::Add(v, acc);
   });
-  // Exp makes a number of NaN.
+  // Exp has made a number of NaN; the difference is NaN again.
   const auto divisor = hn::Set(d, sum + (largest - largest));
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     StoreUpTo(hn::Div(LoadUpTo(x + i, count), divisor), x + i, count);
@@ -106,8 +106,8 @@ void GeluMulImpl(const float* gate, const float* up, size_t size, float* out) {
   const auto minus_two_sqrt_2_over_pi = hn::Set(d, -1.5957691216057308f);
   const auto cubic = hn::Set(d, 0.044715f);
   const auto one = hn::Set(d, 1.0f);
-  // Larger arguments of Exp overflow. At the limit the logistic function is
-  // 6e-39: what takes its place for all gates below -10.
+  // Exp overflows for larger arguments. At the limit the logistic function is
+  // 6e-39, which all gates below -10 get in its place.
   const auto limit = hn::Set(d, 88.0f);
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     const auto g = LoadUpTo(gate + i, count);
@@ -120,7 +120,8 @@ void GeluMulImpl(const float* gate, const float* up, size_t size, float* out) {
   });
 }
 
-// Two passes: values are far from zero where the mean is.
+// Takes two passes: if the mean is far from zero, so are the values, and their
+// squares would lose what differs.
 void GaussianTopKImpl(float cutoff, size_t size, float* x) {
   const DF32 d;
   const hn::CappedTag<float, 1> d1;

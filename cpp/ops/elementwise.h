@@ -3,10 +3,11 @@
 
 #include <cstddef>
 
-// Operations on one row of activations. Same bits on every target with fused
-// multiply-add: reductions keep 16 partial sums (element i goes to partial
-// i % 16, ascending) and join them in one fixed tree. `size` is any length;
-// pointers need no alignment; `out` may equal an input, else no overlap.
+// Operations on one row of activations. They give the same bits on every target
+// with fused multiply-add: reductions keep 16 partial sums (element i goes to
+// partial i % 16, ascending) and join them in one fixed tree. `size` is any
+// length, and pointers need no alignment. `out` may equal an input, but may not
+// overlap one otherwise.
 
 namespace gkv {
 
@@ -14,7 +15,7 @@ namespace gkv {
 void RmsNorm(const float* x, const float* weight, float epsilon, size_t size,
              float* out);
 
-// x[i] += RmsNorm(y)[i]: the residual addition behind a post-norm.
+// x[i] += RmsNorm(y)[i]: the residual addition after a post-norm.
 void AddRmsNorm(const float* y, const float* weight, float epsilon, size_t size,
                 float* x);
 
@@ -37,7 +38,7 @@ void Scale(float factor, size_t size, float* x);
 void GeluMul(const float* gate, const float* up, size_t size, float* out);
 
 // x[i] = max(0, x[i] - (mean(x) + cutoff * deviation(x))), where the deviation
-// is that of the values themselves: the mean of squares is over `size`.
+// divides the sum of squares by `size`.
 void GaussianTopK(float cutoff, size_t size, float* x);
 
 // x[i] = cap * tanh(x[i] / cap).

@@ -11,7 +11,8 @@ namespace {
 
 static_assert(kKvInt8Block == kQuantBlock);
 
-// Index of a key's first element; its next ones follow at stride kKvGroup.
+// Returns the index of a key's first element. The others follow at stride
+// kKvGroup.
 size_t KeyAt(size_t index, size_t head_dim) {
   return index / kKvGroup * head_dim * kKvGroup + index % kKvGroup;
 }
@@ -116,7 +117,7 @@ void CopyGrouped(const StripCopy& copy, size_t rows, size_t element,
   }
 }
 
-// The same of an array [tokens] of `row` bytes each.
+// Copies tokens of an array [tokens] of `row` bytes each.
 void CopyRows(const StripCopy& copy, size_t row, const uint8_t* from,
               uint8_t* to) {
   std::memcpy(to + copy.to_begin * row, from + copy.begin * row,

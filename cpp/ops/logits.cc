@@ -20,12 +20,12 @@ HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-// Sums of exponentials are taken over so many values in float and then in
+// The number of exponentials that are summed in float. These sums are added in
 // double, in order.
 constexpr size_t kSumPartition = 4096;
 
-// NaN counts as -inf.
-HWY_INLINE VF32 Ranked(VF32 v) {
+// Returns `v` with -inf in place of NaN.
+HWY_INLINE VF32 ReplaceNaN(VF32 v) {
   return hn::IfThenElse(hn::IsNaN(v), MinusInfinity(), v);
 }
 
@@ -37,7 +37,8 @@ float MaxImpl(const float* logits, size_t size) {
   size_t i = 0;
   for (; i + kUnroll * kLanes <= size; i += kUnroll * kLanes) {
     for (size_t u = 0; u < kUnroll; ++u) {
-      max[u] = hn::Max(max[u], Ranked(hn::LoadU(d, logits + i + u * kLanes)));
+      max[u] =
+          hn::Max(max[u], ReplaceNaN(hn::LoadU(d, logits + i + u * kLanes)));
     }
   }
   float result = hn::ReduceMax(
@@ -48,21 +49,21 @@ float MaxImpl(const float* logits, size_t size) {
   return result;
 }
 
-// The maximum of each of `groups` groups of `group` values, -inf if none is
-// above it. Requires: group % 16 == 0.
+// Writes the maximum of each of `groups` groups of `group` values, -inf if none
+// is above that. Requires: group % 16 == 0.
 void GroupMaxImpl(const float* logits, size_t group, size_t groups,
                   float* maxima) {
   const DF32 d;
   for (size_t g = 0; g < groups; ++g, logits += group) {
     VF32 max = MinusInfinity();
     for (size_t i = 0; i < group; i += kLanes) {
-      max = hn::Max(max, Ranked(hn::LoadU(d, logits + i)));
+      max = hn::Max(max, ReplaceNaN(hn::LoadU(d, logits + i)));
     }
     maxima[g] = hn::ReduceMax(d, max);
   }
 }
 
-// Index of the first value equal to `wanted`, or `size`.
+// Returns the index of the first value equal to `wanted`, or `size`.
 size_t FindImpl(const float* logits, size_t size, float wanted) {
   const DF32 d;
   const auto w = hn::Set(d, wanted);
@@ -76,8 +77,9 @@ size_t FindImpl(const float* logits, size_t size, float wanted) {
   return i;
 }
 
-// Appends what is at least `floor` to ids and logits, which have room for all
-// and one vector more; its number. `first` is the id of logits[0]. NaN is not.
+// Writes the logits that are at least `floor`, and their ids, to `found` and
+// `ids`, which have room for all and one vector more. Returns their number.
+// `first` is the id of logits[0]. NaN is left out.
 size_t TokensFromImpl(const float* logits, size_t size, float floor,
                       int32_t first, int32_t* ids, float* found) {
   const DF32 d;
@@ -127,7 +129,7 @@ void RankBinsImpl(const float* logits, size_t size, float max, float floor,
     min = hn::Min(min, hn::IfThenElse(hn::Gt(v, f), v, f));
   });
   const auto l = hn::Set(d, static_cast<float>(bins - 1));
-  // Where there is no range all land in the last bin.
+  // If the range is empty, all land in the last bin.
   const auto s = hn::Div(l, hn::Set(d, max - hn::ReduceMin(d, min)));
   ForVectors(size, [&](size_t i, size_t count) HWY_ATTR {
     const auto x = hn::Mul(hn::Sub(m, LoadUpTo(logits + i, count)), s);
@@ -141,9 +143,9 @@ void RankBinsImpl(const float* logits, size_t size, float max, float floor,
   });
 }
 
-// exp(x) for x <= 0; 0 for NaN and where it would not be a normal float. The
-// steps of hn::Exp, so with its bits, less what such x have no use for: two
-// thirds of the time.
+// Returns exp(x) for x <= 0; 0 for NaN and where it would not be a normal
+// float. These are the steps of hn::Exp, with the same bits, but for those that
+// such an x does not need. They take two thirds of the time.
 HWY_INLINE VF32 ExpNotPositive(VF32 x) {
   const DF32 d;
   const DI32 di;
@@ -170,8 +172,8 @@ HWY_INLINE VF32 ExpNotPositive(VF32 x) {
   return hn::IfThenElseZero(hn::Ge(x, c(-87.0f)), scaled);
 }
 
-// exp(factor * (v - max)), at most 1; NaN and -inf give 0. The maximum itself
-// gives exactly 1. Without kFinite also if max or factor is infinite.
+// Returns exp(factor * (v - max)), at most 1. NaN and -inf give 0, and the
+// maximum itself exactly 1; without kFinite also if max or factor is infinite.
 template <bool kFinite>
 HWY_INLINE VF32 ShiftedExp(VF32 v, VF32 max, VF32 factor) {
   const auto e = ExpNotPositive(hn::Mul(hn::Sub(v, max), factor));
@@ -204,7 +206,7 @@ void ExpShiftedImpl(const float* logits, float max, float factor, size_t size,
   });
 }
 
-// sum(exp(factor * (logits - max))) of up to some thousand values.
+// Returns sum(exp(factor * (logits - max))) of up to some thousand values.
 template <bool kFinite>
 HWY_INLINE double ExpSum(const float* logits, size_t count, VF32 max,
                          VF32 factor) {
@@ -263,7 +265,7 @@ namespace {
 constexpr size_t kMinGroup = 16;
 constexpr size_t kMaxGroup = 1024;
 
-// Tokens that are looked at between two growths of a list.
+// The number of tokens that are looked at between two growths of a list.
 constexpr size_t kListPartition = 1024;
 constexpr size_t kVectorRoom = 16;
 
@@ -282,7 +284,7 @@ ScoredToken ArgMax(const float* logits, size_t size) {
   const float max = HWY_DYNAMIC_DISPATCH(MaxImpl)(logits, size);
   if (!(max > -std::numeric_limits<float>::infinity())) return {-1, max};
   const size_t at = HWY_DYNAMIC_DISPATCH(FindImpl)(logits, size, max);
-  // Not `max`: which of -0 and 0 it is depends on the number of lanes.
+  // Not `max`: whether that is -0 or 0 depends on the number of lanes.
   return {static_cast<int32_t>(at), logits[at]};
 }
 
@@ -338,7 +340,7 @@ LargestBounds BoundsOfLargest(const float* logits, size_t size, size_t k) {
   MaximaOfGroups(logits, group, groups, maxima.data());
   const auto kth = maxima.begin() + static_cast<std::ptrdiff_t>(k - 1);
   std::nth_element(maxima.begin(), kth, maxima.end(), std::greater<>());
-  // What is left over belongs to no group.
+  // The values after the last group belong to none.
   const float rest = HWY_DYNAMIC_DISPATCH(MaxImpl)(logits + groups * group,
                                                    size - groups * group);
   return {std::max(rest, *std::max_element(maxima.begin(), kth + 1)), *kth};

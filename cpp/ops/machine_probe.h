@@ -10,17 +10,19 @@
 
 namespace gkv {
 
-// What this machine can do at most with so many threads, on the current SIMD
-// target: what the speed of kernels and models is a share of. Each call
-// measures anew, some tens of milliseconds, and gives the best of a few runs;
-// on a shared machine, measure right before what is compared. Not thread-safe.
+// Measures what this machine can do at most, with a number of threads and on
+// the current SIMD target. The speed of kernels and models is then a share of
+// that. Each call measures anew for some tens of milliseconds and returns the
+// best of a few runs. On a shared machine, measure right before what is
+// compared. Not thread-safe.
 class MachineProbe {
  public:
   // Holds a buffer several times larger than the caches (128 MB to 1 GB).
   // Throws what ThreadPool and AlignedBuffer throw.
   explicit MachineProbe(size_t num_threads);
 
-  // Reading memory: sequential, several streams, nothing else done.
+  // The rate of reading memory: sequentially, in several streams, with nothing
+  // else to do.
   double ReadBytesPerSecond();
   // Dot products of 8-bit integers on registers, as the kernels of quantized
   // weights use them; a multiplication and an addition are two operations.
@@ -33,8 +35,8 @@ class MachineProbe {
   AlignedBuffer<uint8_t> buffer_;
 };
 
-// The work of the probe, for its test. XorSum reads all bytes as 64-bit words:
-// their exclusive or. Requires: bytes.size() % 1024 == 0.
+// Returns the exclusive or of all bytes as 64-bit words: the probe's work of
+// reading, here for its test. Requires: bytes.size() % 1024 == 0.
 uint64_t XorSum(std::span<const uint8_t> bytes);
 
 }  // namespace gkv

@@ -8,36 +8,43 @@
 #include "gemmakv/tensor_type.h"
 #include "ops/quantize.h"
 
-// Products of activation rows with packed weights. Weights are interleaved in
-// groups of 16 output rows on every target: a SIMD lane owns an output row and
-// walks the columns in order, so an output value is the same bits whatever the
-// number of activation rows, the split of groups over threads, and the width
-// of the vectors.
+// Products of activation rows with packed weights.
+//
+// PackGroup() interleaves the weights of 16 output rows to a group, in the same
+// way on every target. A SIMD lane owns an output row and walks the columns in
+// order, so an output value has the same bits whatever the number of activation
+// rows, the split of groups over threads, and the width of the vectors. A task
+// is a range of groups: MatMul() multiplies these with all activation rows, and
+// writes only what belongs to them. Kernels of quantized weights read
+// activations in 8 bits (QuantizedRows), the others floats. With many rows they
+// read tiles of laid out activations, which LayOutRows() makes once for all
+// tasks; without them each call of MatMul() makes its own.
 
 namespace gkv {
 
 inline constexpr size_t kRowGroup = 16;
 
-// Names the packed form of all weight types together. Files of packed weights
-// carry it: whatever changes what PackGroup writes takes the next number.
+// The version of the packed form of all weight types together. Files of packed
+// weights carry it. Whoever changes what PackGroup writes raises it.
 inline constexpr uint32_t kPackedLayoutVersion = 2;
 
 constexpr size_t NumGroups(size_t rows) {
   return CeilDiv(rows, kRowGroup);
 }
 
-// Bytes of one packed group: 16 rows in the file's own bits per weight.
+// Returns the bytes of one packed group: 16 rows in the file's own bits per
+// weight.
 constexpr size_t GroupBytes(TensorType type, size_t cols) {
   return kRowGroup * RowBytes(type, cols);
 }
 
-// A packed matrix of `rows` x `cols` weights: NumGroups(rows) groups back to
-// back; rows past the end of the last group are zeros. Not owning.
+// A packed matrix of `rows` x `cols` weights: NumGroups(rows) groups, one after
+// the other. Rows of the last group past the end are zeros. Not owning.
 struct PackedView {
   TensorType type;
   size_t rows;
   size_t cols;
-  const uint8_t* data;  // that of whole tensors is aligned to 64 bytes
+  const uint8_t* data;  // aligned to 64 bytes for whole tensors
 };
 
 // Whether kernels of this weight type read QuantizedRows (8-bit activations)
@@ -48,11 +55,11 @@ bool UsesQuantizedActivations(TensorType type);
 void PackGroup(TensorType type, const uint8_t* source, size_t rows, size_t cols,
                uint8_t* group);
 
-// Row `row` as floats, out [cols]. Exact.
+// Writes row `row` as floats, out [cols]. Exact.
 void UnpackRow(const PackedView& weights, size_t row, float* out);
 
-// The sums of the squares of the rows of group `group`, out [16]: never less
-// than they are, at most 2e-4 of them more. Of absent rows 0.
+// Writes the sum of the squares of each row of group `group`, out [16]: never
+// less than it is, and at most 2e-4 of it more. It is 0 for absent rows.
 void SquaredNorms(const PackedView& weights, size_t group, float* out);
 
 // Activation rows. `quantized` is read if UsesQuantizedActivations(type), else
@@ -62,18 +69,19 @@ struct MatMulInput {
   size_t stride;
   QuantizedRows quantized;
   size_t rows;
-  // What LayOutRows has made of all tiles; null: every call does it for itself.
+  // All tiles, as LayOutRows has written them; null: each call makes its own.
   const uint8_t* laid_out = nullptr;
 };
 
-// How the kernels of a type read many rows: as tiles of some rows, with what
-// depends on the type computed. Kernels of floats, and those of few rows, read
-// the input as it is: then there are no tiles.
+// The form in which the kernels of a type read many rows: tiles of some rows,
+// with all that depends on the type computed before. Kernels of floats, and
+// those of few rows, read the input as it is: then there are no tiles.
 struct RowLayout {
   size_t tiles;
   size_t bytes;  // of all tiles
 };
-// For products of `rows` rows with `cols` columns on the current target.
+// Returns the layout for products of `rows` rows with `cols` columns on the
+// current target.
 RowLayout LayoutOfRows(TensorType type, size_t rows, size_t cols);
 
 // Writes tile `tile` to its place in `out` [RowLayout::bytes], which is aligned

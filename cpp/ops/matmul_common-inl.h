@@ -1,5 +1,5 @@
 // Vector types and small helpers of the matmul kernels. Included once per
-// Highway target.
+// Highway target. Vectors must have a length that is a compile-time constant.
 
 #if defined(GEMMAKV_OPS_MATMUL_COMMON_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GEMMAKV_OPS_MATMUL_COMMON_INL_H_
@@ -18,8 +18,6 @@
 #include "ops/matmul.h"
 #include "ops/vector16-inl.h"
 
-// Needs vectors whose length is a compile-time constant.
-
 HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
@@ -37,8 +35,8 @@ static_assert(kRowGroup == 16);
 inline constexpr size_t kTileColumns = 2;
 inline constexpr size_t kTileGroups = kSlices == 1 ? kTileColumns : 1;
 // Two accumulators (integer and float) per value fit the 32 registers of
-// AVX-512. AVX2 has 16: the floats, which are needed once a block, stay in
-// memory.
+// AVX-512. AVX2 has 16, so there the floats, which are needed once a block,
+// stay in memory.
 inline constexpr size_t kTileRows = kLanes == 16 ? 6 : kLanes == 8 ? 4 : 2;
 
 // Calls fn(integral_constant i) for i in [0, kCount). Unrolled by the front
@@ -51,12 +49,12 @@ HWY_INLINE void Unroll(const Fn& fn) {
   (std::make_index_sequence<kCount>());
 }
 
-// Makes up for the rounding of sums of squares, of as many as a row has.
+// Makes up for the rounding in the sum of the squares of a row.
 inline constexpr float kNormSlack = 1 + 1e-4f;
 
-// Has sums computed in the order as written. Integer sums are the same in any,
-// and GCC takes one in which all terms are there at once, more than there are
-// registers.
+// Makes the compiler add in the order that is written. Integer sums are the
+// same in any order, and GCC chooses one that has all terms at once, which are
+// more than there are registers.
 template <class V>
 HWY_INLINE void KeepOrder(V& sum) {
 #if HWY_ARCH_X86 && !HWY_COMPILER_MSVC

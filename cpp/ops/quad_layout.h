@@ -15,9 +15,9 @@
 // a block has 8; a vector of 64 bytes holds one quad of 16 rows: byte 4 r + j
 // is column 4 q + j of row r, which is what a dot product of unsigned with
 // signed bytes takes when 4 activations are broadcast. Weights are stored
-// unsigned, offset by their zero point. A group of 16 rows is one unit of
-// blocks after the other, the last of which may be shorter, so that reading it
-// is one stream. A unit of 8 blocks (of Q6_K, 16) is
+// unsigned, offset by their zero point. A group of 16 rows is a sequence of
+// units of blocks, so reading it is one stream; the last unit may be shorter. A
+// unit of 8 blocks (Q6_K: 16) is
 //   scales                       as the type has them, 16 rows interleaved
 //   data  [blocks][kDataBytes]   vectors of
 //     8 bits: 8 vectors, one a quad
@@ -26,8 +26,7 @@
 //     5 bits: these 4, and one whose byte 4 r + j has bit q for quad q
 //     6 bits: these 4, and two whose bits 2 i, 2 i + 1 are for quads i and
 //             i + 4
-// Units are whole cache lines where they are full: vectors do not straddle
-// them.
+// A full unit is whole cache lines, so vectors do not straddle these.
 
 namespace gkv {
 
@@ -36,7 +35,7 @@ inline constexpr size_t kQuads = 8;
 inline constexpr size_t kVectorBytes = 64;
 inline constexpr size_t kUnitBlocks = 8;
 
-// Blocks of 32 in one 256-column super block of the K types.
+// The number of blocks of 32 in one 256-column super block of the K types.
 inline constexpr size_t kSuperBlocks = 8;
 
 constexpr uint32_t kLowNibbles = 0x0F0F0F0Fu;
@@ -45,14 +44,15 @@ inline uint32_t LoadQuad(const uint8_t* bytes) {
   return LoadUnaligned<uint32_t>(bytes);
 }
 
-// Vector `vector` of a block's data, the 4 bytes of `row`.
+// Stores the 4 bytes of `row` in vector `vector` of a block's data.
 inline void StoreQuad(uint32_t quad, size_t vector, size_t row, uint8_t* data) {
   std::memcpy(data + vector * kVectorBytes + row * sizeof(quad), &quad,
               sizeof(quad));
 }
 
-// Column `col` (0..31) of `row`: its byte in the 8-bit form, its nibble, its
-// fifth bit alone and with the nibble, its two upper bits of six.
+// These return what column `col` (0..31) of `row` has: the byte in the 8-bit
+// form, the nibble, the fifth bit, this with the nibble, the two upper bits of
+// six.
 inline uint32_t ByteAt(const uint8_t* data, size_t row, size_t col) {
   return data[col / 4 * kVectorBytes + row * 4 + col % 4];
 }
@@ -73,7 +73,7 @@ inline uint32_t UpperTwoAt(const uint8_t* data, size_t row, size_t col) {
 }
 
 // The 6-bit scale and minimum of block `j` (0..7) of a Q4_K or Q5_K super
-// block. `bytes` are 12, `stride` apart.
+// block. There are 12 `bytes`, `stride` apart.
 struct ScaleMin {
   uint32_t scale;
   uint32_t min;

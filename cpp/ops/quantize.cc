@@ -60,8 +60,8 @@ BlockResult QuantizeBlock(const float* HWY_RESTRICT x,
   return {max / 127.0f, hn::ReduceSum(di32, sum)};
 }
 
-// Lane i of every four is the reduction of all lanes of v[i] with `op`, which is
-// commutative and associative.
+// Reduces all lanes of each v[i] with `op`, which is commutative and
+// associative. Lane i of every four of the result is the reduction of v[i].
 template <typename Op>
 HWY_INLINE VI32 ReduceFour(const VI32 (&v)[4], const Op& op) {
   const DI32 d;
@@ -80,9 +80,9 @@ HWY_INLINE VI32 ReduceFour(const VI32 (&v)[4], const Op& op) {
   return all;
 }
 
-// Four blocks at a time, whose reductions and divisions share instructions: the
-// same bits as of each alone. False, without an effect, where one of them needs
-// care.
+// Quantizes four blocks, whose reductions and divisions share instructions. The
+// bits are those of each block alone. Returns false, and writes nothing, if one
+// of the blocks has no ordinary maximum.
 HWY_INLINE bool QuantizeFourBlocks(const float* HWY_RESTRICT x,
                                    int8_t* HWY_RESTRICT values,
                                    float* HWY_RESTRICT scales,

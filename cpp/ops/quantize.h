@@ -27,9 +27,9 @@ struct QuantizedRows {
 void QuantizeRows(const float* x, size_t stride, size_t rows, size_t cols,
                   const QuantizedRows& out);
 
-// out[i] = x[i] - (the value that `quantized` stands for), for one row: what a
-// second quantization adds in precision. Blocks whose scale is not finite give
-// NaN. `out` may equal `x`. Requires: cols % kQuantBlock == 0.
+// out[i] = x[i] - (the value that `quantized` stands for), for one row. A
+// second quantization takes this and adds precision. Blocks whose scale is not
+// finite give NaN. `out` may equal `x`. Requires: cols % kQuantBlock == 0.
 void QuantizationError(const float* x, size_t cols,
                        const QuantizedRows& quantized, float* out);
 

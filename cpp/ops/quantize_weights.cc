@@ -94,7 +94,7 @@ float InverseOf(float d) {
   return std::isfinite(inverse) ? inverse : 0.0f;
 }
 
-// Stores d; false if it is infinite.
+// Stores d as binary16. Returns false if it is infinite there.
 bool StoreScale(float d, uint8_t* out) {
   const uint16_t half = Float16FromFloat32(d);
   std::memcpy(out, &half, sizeof(half));
@@ -127,7 +127,7 @@ struct ToQ8_0 {
   }
 };
 
-// The first value of the largest magnitude.
+// Returns the first value of the largest magnitude.
 float LargestValue(const Block& block) {
   const int32_t negative_bits =
       block.max_bits | std::numeric_limits<int32_t>::min();
@@ -149,7 +149,7 @@ float LargestValue(const Block& block) {
   return block.values[i];
 }
 
-// Levels of a block around its middle, q [kBlock]; returns d.
+// Writes the levels of a block around their middle, q [kBlock]. Returns d.
 template <int kLevels>
 HWY_INLINE float Levels(const Block& block, uint8_t* HWY_RESTRICT q) {
   constexpr float kMiddle = kLevels / 2;
@@ -169,8 +169,8 @@ HWY_INLINE float Levels(const Block& block, uint8_t* HWY_RESTRICT q) {
 
 using DBytes = hn::FixedTag<uint8_t, 16>;
 
-// Low four bits of q [kBlock]: of value j in the low, of value j + 16 in the
-// high half of byte j.
+// Stores the low four bits of q [kBlock]: those of value j in the low half of
+// byte j, those of value j + 16 in its high half.
 HWY_INLINE void StoreNibbles(const uint8_t* HWY_RESTRICT q,
                              uint8_t* HWY_RESTRICT out) {
   const auto mask = hn::Set(DBytes(), 15);
@@ -221,7 +221,7 @@ bool QuantizeBlocks(const uint8_t* source, size_t count, uint8_t* out) {
 // The least magnitude that rounds to infinity.
 constexpr int32_t kTooLargeForBF16 = 0x7F7F8000;
 
-// Converts one vector's worth and returns the magnitudes.
+// Converts the values of one vector and returns their magnitudes.
 template <class From>
 HWY_INLINE VI32 ConvertToBF16(const uint8_t* HWY_RESTRICT source,
                               uint8_t* HWY_RESTRICT out) {

@@ -18,8 +18,9 @@ namespace gkv {
 //   Q4_0   d = m / -8, q = min(15, floor(x * (1 / d) + 8.5))
 //   BF16   rounded to nearest, ties to even
 //
-// in single precision, one rounding per operation; d is stored as binary16. In
-// a block so small (|d| < 2^-128) that 1 / d is not finite all values are zero.
+// in single precision, with one rounding per operation; d is stored as
+// binary16. If a block is so small (|d| < 2^-128) that 1 / d is not finite, its
+// values are all quantized as zero.
 //
 // Returns false if a value is NaN or infinite, or if a block's d, or a value
 // as BF16, would be infinite; `out` is then undefined.

@@ -16,7 +16,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-// exp(x) for x <= 88, beyond which it would overflow; NaN stays.
+// Returns exp(x) for x <= 88, above which it would overflow; NaN stays.
 HWY_INLINE VF32 ExpOf(VF32 x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(DF32(), x));
 }
@@ -77,7 +77,7 @@ void LruScanImpl(const ChannelRows& x, const float* input_gate,
                  size_t rows, size_t channels, float* state, float* out) {
   const DF32 d;
   const auto one = hn::Set(d, 1.0f);
-  // Rows outside: memory is read in order, the states stay in cache.
+  // Rows are the outer loop: memory is read in order, and states stay in cache.
   for (size_t r = 0; r < rows; ++r) {
     const bool first = position + r == 0;
     ForVectors(channels, [&](size_t c, size_t count) HWY_ATTR {

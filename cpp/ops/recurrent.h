@@ -4,10 +4,10 @@
 #include <cstddef>
 
 // The temporal mixing of recurrent layers (RG-LRU: De et al. 2024, "Griffin",
-// arXiv 2402.19427, section 2.4). Channels are independent of each other, rows
-// are consecutive positions: a function of `channels` adjacent channels may run
-// beside others of other channels. Same bits on every target with fused
-// multiply-add, and however rows are cut into calls.
+// arXiv 2402.19427, section 2.4). Rows are consecutive positions. Channels are
+// independent of each other, so calls for different `channels` may run at the
+// same time. The bits are the same on every target with fused multiply-add, and
+// however rows are cut into calls.
 
 namespace gkv {
 
@@ -33,7 +33,7 @@ void CausalConv(const ChannelRows& in, size_t rows, size_t channels,
 // where its gate is fully open.
 void LruDecay(const float* param, size_t size, float* decay);
 
-// What one recurrent layer learned of its gates, at the first channel.
+// The learned values of one recurrent layer's gates, from the first channel on.
 struct LruGates {
   const float* input_bias;  // [channels]
   const float* a_bias;      // [channels]
@@ -44,8 +44,8 @@ struct LruGates {
 //   i = sigmoid(input_gate + input_bias), a = exp(decay * sigmoid(a_gate + ..))
 //   state = a * state + sqrt(1 - a^2) * i * x
 //   out[r] = state
-// At position 0, where nothing comes before, the square root is 1 and the state
-// counts as 0. `position` is that of the first row; x, the gates and out are
+// At position 0 the square root is 1 and the state counts as 0, since nothing
+// comes before. `position` is that of the first row. x, the gates and out are
 // [rows][stride]; out may be x. state [channels].
 void LruScan(const ChannelRows& x, const float* input_gate, const float* a_gate,
              const LruGates& gates, size_t position, size_t rows,

@@ -7,14 +7,15 @@
 #include "base/fp_environment.h"
 #include "ops/double_double.h"
 
-// The angle at position 131071 carries the error of a frequency 131071 times,
-// so double alone would leave 1e-10 of error: all steps up to the tables take
+// The angle at position 131071 has 131071 times the error of the frequency, so
+// double alone would leave an error of 1e-10. All steps up to the tables have
 // twice its precision.
 
 namespace gkv {
 namespace {
 
-// For |t| <= 1 / 3: the odd powers of t over their exponents.
+// Returns artanh(t) for |t| <= 1 / 3: the sum of the odd powers of t over their
+// exponents.
 DoubleDouble Artanh(DoubleDouble t) {
   const DoubleDouble square = t * t;
   DoubleDouble sum = 0, power = t;
@@ -25,8 +26,8 @@ DoubleDouble Artanh(DoubleDouble t) {
   return sum;
 }
 
-// Natural logarithm of x > 1: x = m * 2^e with m in [0.7, 1.4], and ln(m) =
-// 2 artanh((m - 1) / (m + 1)).
+// Returns the natural logarithm of x > 1: x = m * 2^e with m in [0.7, 1.4], and
+// ln(m) = 2 artanh((m - 1) / (m + 1)).
 DoubleDouble Log(double x) {
   int exponent;
   double m = std::frexp(x, &exponent);  // exact
@@ -39,7 +40,7 @@ DoubleDouble Log(double x) {
   return ln2 * exponent + Artanh(t) * 2;
 }
 
-// e^-x for x >= 0: the series at x / 2^k, squared k times.
+// Returns e^-x for x >= 0: the series at x / 2^k, squared k times.
 DoubleDouble ExpMinus(DoubleDouble x) {
   int halvings = 0;
   for (; x.high > 0.03125; x = x * 0.5) ++halvings;
@@ -56,7 +57,7 @@ Rotation operator*(const Rotation& a, const Rotation& b) {
   return {a.cos * b.cos - a.sin * b.sin, a.sin * b.cos + a.cos * b.sin};
 }
 
-// The rotation by an angle in [0, 1]: Taylor series.
+// Returns the rotation by an angle in [0, 1], by Taylor series.
 Rotation RotationBy(DoubleDouble angle) {
   Rotation rotation;
   DoubleDouble term = 1;
@@ -68,8 +69,9 @@ Rotation RotationBy(DoubleDouble angle) {
   return rotation;
 }
 
-// base^0 ... base^(count - 1), each as a product of binary powers: an error
-// grows with the logarithm of the exponent only, and no value depends on count.
+// Returns base^0 ... base^(count - 1), each as a product of binary powers. So
+// an error grows with the logarithm of the exponent only, and no value depends
+// on count.
 std::vector<Rotation> Powers(const Rotation& base, size_t count) {
   std::vector<Rotation> powers(count);
   Rotation binary = base;
@@ -126,7 +128,8 @@ RopeTable::RopeTable(double base, double factor, size_t head_dim,
 void RopeTable::Reserve(size_t positions) {
   if (positions <= this->positions()) return;
   const ScopedFpEnvironment fp_environment;
-  // Doubling: computing all rows anew stays in proportion to what is used.
+  // The table doubles, so the work of computing all rows anew stays in
+  // proportion to what is used.
   const size_t rows = std::max((positions - 1) / kLow + 1,
                                2 * (this->positions() / kLow));
   std::vector<double> cos(rows * half_), sin(rows * half_);

@@ -14,24 +14,25 @@ struct Rotation {
 };
 
 // Cosines and sines of rotary position embeddings (Su et al., 2021) for one
-// base frequency: the angle of pair i at position p is
-// p / factor * base^(-2 i / head_dim); the last pairs may stand still instead,
-// at angle 0. Computed by the four basic operations
-// alone (no math library), so that every machine has the same bits; before it
-// is rounded to float, a result is within 1e-15. A table grows to the positions
-// that are used; no value depends on its size.
+// base frequency. The angle of pair i at position p is p / factor * base^(-2 i
+// / head_dim); the last pairs may stand still instead, at angle 0. They are
+// computed by the four basic operations alone (no math library), so every
+// machine has the same bits. Before it is rounded to float, a result is within
+// 1e-15. A table grows to the positions that are used; no value depends on its
+// size.
 class RopeTable {
  public:
   // `factor` is the linear scaling of positions (1: none). Throws
   // InvalidArgument unless head_dim is even and positive, base > 1,
-  // factor >= 1 and there are as many pairs as stand still.
+  // factor >= 1 and still_pairs <= head_dim / 2.
   RopeTable(double base, double factor, size_t head_dim,
             size_t still_pairs = 0);
 
   // Makes positions below `positions` available, and some more. Throws
-  // std::bad_alloc, changing nothing. Not to be called beside CosSin.
+  // std::bad_alloc and then changes nothing. Must not run at the same time as
+  // CosSin.
   void Reserve(size_t positions);
-  // Positions that are available.
+  // Returns the number of positions that are available.
   size_t positions() const { return high_cos_.size() / half_ * kLow; }
 
   // Writes head_dim / 2 cosines and sines. Requires: position < positions().
@@ -49,7 +50,7 @@ class RopeTable {
   // Position p = kLow * a + b is the product of two tabulated rotations.
   static constexpr size_t kLow = 256;
   size_t half_;                  // head_dim / 2
-  std::vector<Rotation> steps_;  // [half], by kLow positions
+  std::vector<Rotation> steps_;  // [half], the rotation by kLow positions
   std::vector<double> low_cos_, low_sin_;    // [kLow, half]
   std::vector<double> high_cos_, high_sin_;  // [positions / kLow, half]
 };

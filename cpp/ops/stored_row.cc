@@ -9,8 +9,8 @@
 namespace gkv {
 namespace {
 
-// Columns that are packed at a time, whole blocks of `type`: a group has 16
-// times the bytes of its only row.
+// The number of columns that are packed at a time, in whole blocks of `type`.
+// It is small, since a group has 16 times the bytes of its only row.
 constexpr size_t PieceCols(TensorType type) {
   return std::max<size_t>(32, Info(type).values);
 }

@@ -8,11 +8,12 @@
 
 namespace gkv {
 
-// Columns that are unpacked at a time: whole blocks of every type.
+// The most columns that are unpacked at a time: whole blocks of every type.
 inline constexpr size_t kMaxStoredCols = 256;
 
-// Columns of a row as files store it, at most kMaxStoredCols, as floats: the
-// values that UnpackRow gives of the packed row. Requires: whole blocks.
+// Unpacks columns of a row that lies there as files store it, to the floats
+// that UnpackRow writes for the packed row. Requires: cols is in whole blocks
+// and at most kMaxStoredCols.
 void UnpackStored(TensorType type, const uint8_t* source, size_t cols,
                   float* out);
 

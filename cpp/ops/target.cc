@@ -33,7 +33,7 @@ HWY_EXPORT(HasFusedMultiplyAdd);
 
 namespace {
 
-// What the processor has for the kernels of AVX2.
+// Returns the best that the processor has for the kernels of AVX2.
 ByteDot BestByteDot() {
 #if GKV_HAVE_AVX_VNNI
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -62,8 +62,8 @@ struct Target {
   ByteDot byte_dot;  // of AVX2; others have their own
 };
 
-// What the processor can run, best first. Computed once, before the first
-// ForceTarget: afterwards Highway reports only the forced target.
+// Returns what the processor can run, best first. Computed once, before the
+// first ForceTarget: after it Highway reports only the forced target.
 const std::vector<Target>& Attainable() {
   static const std::vector<Target> targets = [] {
     std::vector<Target> found;
@@ -79,8 +79,9 @@ const std::vector<Target>& Attainable() {
   return targets;
 }
 
-// It and those that kernels fall back on which are not compiled for it; 0: all.
-int64_t UpTo(int64_t mask) {
+// Returns the target and all worse ones, on which kernels fall back that are
+// not compiled for it. No target (0) gives 0, which restricts nothing.
+int64_t AddFallbacks(int64_t mask) {
   int64_t all = mask;
   bool worse = false;
   for (const Target& target : Attainable()) {
@@ -141,8 +142,8 @@ void ForceTarget(std::string_view name) {
                "\" is not attainable here; expected one of:", attainable));
   }
   ChosenByteDot().store(chosen.byte_dot, std::memory_order_relaxed);
-  hwy::SetSupportedTargetsForTest(UpTo(chosen.mask));
-  // Dispatch reads a cached choice: without this it stays uninitialized and
+  hwy::SetSupportedTargetsForTest(AddFallbacks(chosen.mask));
+  // Dispatch reads a cached choice. Without this it stays uninitialized, and
   // every HWY_DYNAMIC_DISPATCH would take the slow first-call path once.
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }

@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Bits and the list of targets are known of this one alone.
+// Bits and the list of targets are known for this version alone.
 static_assert(HWY_MAJOR == 1 && HWY_MINOR == 2 && HWY_PATCH == 0);
 
 using DF32 = hn::CappedTag<float, 16>;
@@ -34,9 +34,9 @@ HWY_INLINE VF32 MinusInfinity() {
   return hn::Set(DF32(), -std::numeric_limits<float>::infinity());
 }
 
-// Of lambdas that are to be part of their caller however large they are: GCC
-// would call the last of a row of them, and then vectors live in memory. Not
-// where sanitizers are: there it is of no use, and compiling takes minutes.
+// The attributes of lambdas that must be inlined, however large they are. GCC
+// would call the last one of several, and then vectors live in memory. Under
+// sanitizers that is of no use, and compiling takes minutes.
 #ifndef GKV_INLINE_ATTR
 #if HWY_IS_ASAN || HWY_IS_TSAN || HWY_IS_UBSAN
 #define GKV_INLINE_ATTR HWY_ATTR
@@ -45,8 +45,8 @@ HWY_INLINE VF32 MinusInfinity() {
 #endif
 #endif
 
-// Calls fn(offset, count) for consecutive vectors of [0, size): count is
-// kLanes but for the last one, which may be shorter.
+// Calls fn(offset, count) for consecutive vectors of [0, size). `count` is
+// kLanes, or less for the last one.
 template <typename Fn>
 HWY_INLINE void ForVectors(size_t size, const Fn& fn) {
   size_t i = 0;
@@ -54,7 +54,7 @@ HWY_INLINE void ForVectors(size_t size, const Fn& fn) {
   if (i < size) fn(i, size - i);
 }
 
-// Missing lanes are zero.
+// Loads `count` values; the other lanes are zero.
 HWY_INLINE VF32 LoadUpTo(const float* x, size_t count) {
   const DF32 d;
   return count == kLanes ? hn::LoadU(d, x) : hn::LoadN(d, x, count);
@@ -77,9 +77,9 @@ HWY_INLINE float JoinSums(float* HWY_RESTRICT partials) {
   return partials[0];
 }
 
-// Sum over i of term(x[i]) with sixteen partials by i % 16. `term` maps vectors
-// (vector, accumulator) to the new accumulator and must leave the accumulator
-// as it is for zero lanes.
+// Returns the sum over i of term(x[i]), with sixteen partials by i % 16. `term`
+// maps (vector, accumulator) to the new accumulator, and must leave the
+// accumulator as it is for zero lanes.
 template <typename Term>
 HWY_INLINE float Sum16(const float* HWY_RESTRICT x, size_t size,
                        const Term& term) {

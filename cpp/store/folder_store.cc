@@ -190,7 +190,7 @@ std::shared_ptr<const Folder> FolderStoreOnFiles::Current(bool writing,
     // A symbolic link or a stranger's folder: readers keep the old one.
     return writing ? nullptr : known;
   }
-  if (tier_ == "shared" && !found->directory().OnWhat().is_in_memory) {
+  if (tier_ == "shared" && !found->directory().GetFileSystem().is_in_memory) {
     return writing ? nullptr : known;
   }
   const MutexLock lock(mutex_);
@@ -601,12 +601,12 @@ std::shared_ptr<FolderStore> OpenFolderStore(const std::string& path,
   if (shared) {
     // Checked before the folder is made in vain.
     const Directory place = PlaceOf(path);
-    if (place.is_open()) CheckInMemory(path, place.OnWhat());
+    if (place.is_open()) CheckInMemory(path, place.GetFileSystem());
   }
   auto folder = Folder::Open(path, true);
   uint64_t budget = options.budget_bytes;
   if (shared) {
-    const FileSystem system = folder->directory().OnWhat();
+    const FileSystem system = folder->directory().GetFileSystem();
     CheckInMemory(path, system);
     uint64_t limit = MemoryLimit();
     if (system.bytes > 0) limit = std::min(limit, system.bytes);
@@ -620,7 +620,7 @@ FolderReport DescribeFolder(const std::string& path) {
   const auto folder = Folder::Open(path, false);
   const FolderContent content = ReadFolder(*folder);
   FolderReport report;
-  report.file_system = folder->directory().OnWhat().name;
+  report.file_system = folder->directory().GetFileSystem().name;
   report.temporary_files = content.temporary.size();
   using GroupKey = std::pair<std::array<uint8_t, 8>, ObjectKind>;
   std::map<GroupKey, FolderReport::Group> groups;

@@ -190,7 +190,7 @@ FolderContent ReadFolder(const Folder& folder) {
 }
 
 FileSystemRoom RoomOf(const Folder& folder) noexcept {
-  const FileSystem system = folder.directory().OnWhat();
+  const FileSystem system = folder.directory().GetFileSystem();
   if (system.bytes == 0) return {UINT64_MAX, 0};
   return {system.free_bytes,
           std::min(system.bytes / kReservedShare, kMostReserved)};

@@ -1,5 +1,5 @@
-"""The compiled core. Arguments are checked there; see the Python face for
-documentation.
+"""The compiled core, which checks its arguments. The Python modules over it
+have the documentation.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,10 +23,10 @@ class CacheFullError(GemmaKVError):
 
 @final
 class ModelConfig:
-    """Shape of a model. Immutable.
+    """The shape of a model. Immutable.
 
-    What layers may differ in is given as a number, or as a list with an entry
-    for each layer; the properties are lists where layers differ.
+    Fields in which layers may differ take a number, or a list with an entry for
+    each layer. The properties are lists if layers differ.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class ModelConfig:
 
 @final
 class Truncation:
-    """Cost of `KVCache.truncate` at the next use."""
+    """The cost of `KVCache.truncate` at the next use."""
 
     replay_tokens: Final[int]
 
@@ -527,7 +527,7 @@ def tensor_types() -> list[str]: ...
 
 @final
 class MachineProbe:
-    """What the machine can do at most; each call measures again."""
+    """Measures what the machine can do at most; each call measures again."""
 
     def __init__(self, threads: int) -> None: ...
     def read_bytes_per_s(self) -> float: ...

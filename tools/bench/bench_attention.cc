@@ -1,12 +1,12 @@
-// Attention of Gemma 3 270M's shape (4 query heads on one kv head of 256), per
-// KV dtype, beside what the machine can do: MachineProbe.
+// Measures attention of Gemma 3 270M's shape (4 query heads on one kv head of
+// 256), per KV dtype, beside what the machine can do (MachineProbe).
 //
 //   bench_attention [threads] [f32|bf16|int8|all] [target]
 //
-// GFLOP/s counts 4 * head_dim for each query and visible position; GB/s the
-// stored keys and values, read once for all queries of a tile. Rates are of the
-// best of repeated runs; the share is of float multiply-adds on registers with
-// as many threads, measured right before.
+// GFLOP/s counts 4 * head_dim for each query and visible position. GB/s counts
+// the stored keys and values, read once for all queries of a tile. Rates are
+// those of the best of repeated runs. The share is that of float multiply-adds
+// on registers with as many threads, measured right before.
 
 #include <algorithm>
 #include <chrono>
@@ -41,7 +41,8 @@ double Now() {
       .count();
 }
 
-// Seconds of the best of repeated runs within about `budget` seconds.
+// Returns the seconds of the best of repeated runs within about `budget`
+// seconds.
 template <typename Fn>
 double Best(double budget, const Fn& fn) {
   fn();
@@ -57,7 +58,8 @@ double Best(double budget, const Fn& fn) {
   return best;
 }
 
-// Keys and values of positions [0, tokens) and one row of queries per position.
+// Keys and values of positions [0, tokens), and one row of queries per
+// position.
 struct Problem {
   KvDtype dtype;
   size_t tokens;
@@ -123,7 +125,7 @@ struct Tile {
   }
 };
 
-// `peak`: float operations a second.
+// `peak` is in float operations a second.
 void Print(const char* what, double seconds, double positions, double bytes,
            double peak) {
   const double rate = positions * 4 * kHeadDim / seconds;
@@ -132,7 +134,7 @@ void Print(const char* what, double seconds, double positions, double bytes,
               100 * rate / peak);
 }
 
-// One span that every query of a tile sees, in cache.
+// Measures one span that every query of a tile sees, in cache.
 void MeasureSpan(MachineProbe& probe, Problem& p, size_t rows) {
   const double peak = probe.FloatOpsPerSecond();
   Tile tile(p, kAttentionSpan - 1, rows, kAttentionSpan);

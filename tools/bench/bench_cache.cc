@@ -1,9 +1,10 @@
-// What forks, checkpoints, rewinding and snapshots cost, without a model:
-// blocks are taken as the engine takes them and filled with numbers.
+// Measures the cost of forks, checkpoints, rewinding and snapshots without a
+// model: blocks are taken as the engine takes them and filled with numbers.
 //
 //   bench_cache [model type] [tokens]        default: gemma3-270m 30000
 //
-// Times are the best of repeated runs; memory is what malloc handed out.
+// Times are those of the best of repeated runs. Memory is what malloc handed
+// out.
 
 #include <malloc.h>
 

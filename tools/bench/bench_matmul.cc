@@ -1,5 +1,5 @@
-// Matrix products per weight type and number of activation rows (M), beside
-// what the machine can do: MachineProbe.
+// Measures matrix products per weight type and number of activation rows (M),
+// beside what the machine can do (MachineProbe).
 //
 //   bench_matmul [threads] [type] [target]
 //
@@ -40,7 +40,7 @@ struct Seconds {
   double median, best;
 };
 
-// fn() repeated for about `budget` seconds.
+// Repeats fn() for about `budget` seconds.
 template <typename Fn>
 Seconds Time(double budget, const Fn& fn) {
   fn();

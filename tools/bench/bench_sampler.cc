@@ -1,12 +1,14 @@
-// What a draw costs for combinations of options and rows of 262,144 logits.
+// Measures the cost of a draw for combinations of options and rows of 262,144
+// logits.
 //
 //   bench_sampler [file] [target]
 //
 // Rows are made up: "peaked" (one token has nearly all mass), "usual" (normal
 // with the deviation of a real model's logits, 4.6) and "flat" (deviation 2:
-// the nucleus has thousands of tokens). With a file also those in it, 262,144
-// float32 each, with the median row, the row at nine tenths and the worst one.
-// A row's time is the best of repeated draws, each from a fresh copy.
+// the nucleus has thousands of tokens). A file adds the rows in it, 262,144
+// float32 each, of which it shows the median row, the row at nine tenths and
+// the worst one. A row's time is that of the best of repeated draws, each from
+// a fresh copy.
 
 #include <algorithm>
 #include <chrono>
@@ -87,7 +89,7 @@ std::vector<float> ReadRows(const std::string& path) {
   return file ? logits : std::vector<float>();
 }
 
-// Microseconds of the best draw from `row`.
+// Returns the microseconds of the best draw from `row`.
 double Best(const GenerateOptions& options, std::span<const float> row) {
   std::vector<int32_t> transcript(1000);  // a context for the penalties
   for (size_t i = 0; i < transcript.size(); ++i) {

@@ -20,7 +20,8 @@
 namespace gkv {
 namespace {
 
-// Throws unless `holds`, naming a field, its value and what it should be.
+// Throws unless `holds`. The error names a field, its value and what it should
+// be.
 void Require(bool holds, std::string_view field, const auto& value,
              const auto&... expected) {
   if (holds) return;
@@ -28,7 +29,7 @@ void Require(bool holds, std::string_view field, const auto& value,
                                ", expected ", expected...));
 }
 
-// What the ranges of fields alone do not say.
+// Checks of a layer what the ranges of fields alone do not say.
 void CheckLayer(const ModelConfig& config, size_t i) {
   const LayerConfig& layer = config.layers[i];
   const auto require = [&](bool holds, std::string_view field, size_t value,
@@ -221,9 +222,10 @@ std::shared_ptr<const KvLayout> ModelConfig::MakeKvLayout(
   return std::make_shared<KvLayout>(std::move(specs), dtype, block_tokens);
 }
 
-// First the fields that every model has: sizes, kinds of layers, then the
-// rest. What is younger, and what layers differ in, counts where it is there,
-// behind its mark or its name: it cannot be taken for anything else.
+// First come the fields that every model has: sizes, kinds of layers, then the
+// rest. A younger field enters only where it is not the default, after its
+// mark, and a field in which layers differ after its name. So neither can be
+// taken for anything else.
 Hash128 ModelConfig::Hash() const {
   Hasher hasher;
   hasher.Update(AsBytes(architecture));

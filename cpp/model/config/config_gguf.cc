@@ -1,5 +1,5 @@
-// Configurations of GGUF files: what the metadata states, and for what it
-// omits, what the family's files mean by that.
+// Configurations of GGUF files: what the metadata state, and for what they
+// omit, what files of that family mean by it.
 
 #include "model/config/config_gguf.h"
 
@@ -33,8 +33,8 @@ class MetadataReader {
   GgufFile& file() const { return file_; }
   const Family& family() const { return family_; }
 
-  // From here on, what a file omits is as in this type. nullptr: as the family
-  // says.
+  // Says that from here on what a file omits is as in this type; null: as the
+  // family says.
   void SetNamed(const ModelConfig* named) { named_ = named; }
   const ModelConfig* named() const { return named_; }
 
@@ -45,22 +45,22 @@ class MetadataReader {
     const std::string sliding = StrCat(prefix_, field.gguf, "_swa");
     const bool by_kind = field.layers == kAllLayers && file_.Has(sliding);
     const bool stated = file_.Has(key);
-    std::vector<double> values = Omitted(field, config);
+    std::vector<double> values = FindOmitted(field, config);
     const std::vector<double> omitted = values;
-    if (stated) values = Numbers(key, field);
+    if (stated) values = ReadNumbers(key, field);
     if (by_kind && (values.size() == 1 || !stated)) {
-      values = ByKind(values, Numbers(sliding, field), config);
+      values = JoinKinds(values, ReadNumbers(sliding, field), config);
     } else if (stated && values.size() == 1 && field.gguf_swa &&
                omitted.size() != 1 &&
-               omitted == ByKind(values, omitted, config)) {
-      // The number of full layers alone: those that slide have their own.
+               omitted == JoinKinds(values, omitted, config)) {
+      // The number is that of full layers; those that slide have their own.
       values = omitted;
     }
-    if (values.empty()) throw Missing(key);
+    if (values.empty()) throw MissingKey(key);
     try {
       field.Check(config, values, StrCat(file_.path(), ": metadata ", key));
     } catch (const InvalidArgument& error) {
-      if (!stated && !by_kind) throw Missing(key);
+      if (!stated && !by_kind) throw MissingKey(key);
       throw CorruptFile(error.what());
     }
     field.Set(config, values);
@@ -72,7 +72,7 @@ class MetadataReader {
   double Float(const char* key, double fallback) const {
     return file_.GetFloat(prefix_ + key).value_or(fallback);
   }
-  // The values of an array; nullopt for a single value or none.
+  // Returns the values of an array; nullopt for a single value or none.
   std::optional<std::vector<int64_t>> Flags(const char* key) const {
     if (!IsArray(prefix_ + key)) return std::nullopt;
     return file_.GetInts(prefix_ + key);
@@ -80,7 +80,7 @@ class MetadataReader {
   std::string_view Text(const char* key, std::string_view fallback) const {
     return file_.GetString(prefix_ + key).value_or(fallback);
   }
-  // The error of a key, from the printed forms of `what`.
+  // Returns the error of a key, from the printed forms of `what`.
   template <class E>
   E Refusal(const char* key, const auto&... what) const {
     return E(StrCat(file_.path(), ": metadata ", prefix_, key, what...));
@@ -91,8 +91,8 @@ class MetadataReader {
     const std::optional<GgufValue> value = file_.Get(key);
     return value && std::holds_alternative<GgufArray>(*value);
   }
-  std::vector<double> Numbers(const std::string& key,
-                              const Field& field) const {
+  std::vector<double> ReadNumbers(const std::string& key,
+                                  const Field& field) const {
     const bool whole = field.at.type == Field::Type::kSize;
     if (!IsArray(key)) {
       return {whole ? static_cast<double>(*file_.GetUint(key))
@@ -103,11 +103,12 @@ class MetadataReader {
     return {sizes.begin(), sizes.end()};
   }
 
-  CorruptFile Missing(const std::string& key) const {
+  CorruptFile MissingKey(const std::string& key) const {
     return CorruptFile(StrCat(file_.path(), ": metadata ", key, " is missing"));
   }
 
-  // The first of the names of a field's key that the file has; else its own.
+  // Returns the first of the field's keys that the file has, or its own key if
+  // the file has none.
   std::string KeyOf(const Field& field) const {
     const std::string key = prefix_ + field.gguf;
     if (file_.Has(key)) return key;
@@ -117,10 +118,10 @@ class MetadataReader {
     return key;
   }
 
-  // The values that a file means by leaving out the key; empty if it must state
-  // them.
-  std::vector<double> Omitted(const Field& field,
-                              const ModelConfig& config) const {
+  // Returns the values that a file means by leaving out the key; none if it
+  // must state them.
+  std::vector<double> FindOmitted(const Field& field,
+                                  const ModelConfig& config) const {
     if (named_ != nullptr) return field.Get(*named_);
     std::vector<double> values = field.Get(config);
     if (*std::min_element(values.begin(), values.end()) < field.low) {
@@ -129,12 +130,12 @@ class MetadataReader {
     return values;
   }
 
-  // Of numbers for full layers and for those that slide, one or one for each
-  // layer: a number for each layer. Any other count of the latter is left to
-  // the check of the field.
-  static std::vector<double> ByKind(const std::vector<double>& full,
-                                    const std::vector<double>& sliding,
-                                    const ModelConfig& config) {
+  // Returns a number for each layer, from those for full layers and those for
+  // layers that slide, of which there is one or one for each layer. Any other
+  // count is returned as it is, for the check of the field to refuse it.
+  static std::vector<double> JoinKinds(const std::vector<double>& full,
+                                       const std::vector<double>& sliding,
+                                       const ModelConfig& config) {
     const size_t layers = config.num_layers();
     const auto fits = [&](const std::vector<double>& values) {
       return values.size() == 1 || values.size() == layers;
@@ -155,7 +156,7 @@ class MetadataReader {
   const ModelConfig* named_ = nullptr;
 };
 
-// Rows of a matrix whose number no key states.
+// Returns the number of rows of a matrix, which no key states.
 size_t RowsOf(const GgufFile& file, std::string_view name) {
   for (const GgufFile::TensorInfo& tensor : file.tensors()) {
     if (tensor.name == name && tensor.shape.size() == 2) {
@@ -167,7 +168,7 @@ size_t RowsOf(const GgufFile& file, std::string_view name) {
 }
 
 // Whether the type's layers are of the same kinds, and whether its heads have
-// the same sizes: what else it says then holds for these layers, too.
+// the same sizes. Then the rest of what it says holds for these layers, too.
 bool SameKinds(const ModelConfig* named, const ModelConfig& config) {
   return named != nullptr &&
          std::equal(named->layers.begin(), named->layers.end(),
@@ -181,8 +182,8 @@ bool SameHeads(const ModelConfig* named, const ModelConfig& config) {
   return named != nullptr && field.Get(*named) == field.Get(config);
 }
 
-// Files do not say how queries are scaled. The sizes of the table do; others
-// divide by the square root of head_dim.
+// Returns how queries are scaled, which files do not state. Named types of the
+// same size say it; all others divide by the square root of head_dim.
 double QueryScale(const Family& family, const ModelConfig& config) {
   if (family.query_scale != 0) return family.query_scale;
   for (const ModelConfig& named : NamedConfigs()) {
@@ -197,9 +198,9 @@ double QueryScale(const Family& family, const ModelConfig& config) {
   return 1.0 / std::sqrt(static_cast<double>(config.layers[0].head_dim));
 }
 
-// Which layers slide: as in the named type, or in the family's pattern, unless
-// the file says otherwise, by a flag for each layer or by the length of a
-// period.
+// Reads which layers slide: those of the named type, or of the family's
+// pattern, unless the file says otherwise by a flag for each layer or by the
+// length of a period.
 void ReadKinds(const MetadataReader& read, ModelConfig& config) {
   const Family& family = read.family();
   if (!HasSlidingLayers(family)) return;
@@ -239,7 +240,7 @@ void ReadKinds(const MetadataReader& read, ModelConfig& config) {
   RepeatKinds(period, config);
 }
 
-// What is no plain number of a key.
+// Reads what of rotations is more than a plain number of a key.
 void ReadRope(const MetadataReader& read, ModelConfig& config) {
   const std::string_view type = read.Text("rope.scaling.type", "linear");
   if (type != "linear" && type != "none") {
@@ -250,7 +251,7 @@ void ReadRope(const MetadataReader& read, ModelConfig& config) {
   if (read.named() != nullptr) {
     omitted = FieldNamed("rope_factor_full").Get(*read.named())[0];
   }
-  // The latter is the older name of the key.
+  // rope.scale_linear is the older name of the key.
   const char* const key =
       read.Has("rope.scaling.factor") || !read.Has("rope.scale_linear")
           ? "rope.scaling.factor"
@@ -258,7 +259,7 @@ void ReadRope(const MetadataReader& read, ModelConfig& config) {
   const double stated = type == "none" ? 1 : read.Float(key, omitted);
   // 0 is how llama.cpp writes that nothing is scaled.
   const double factor = stated == 0 ? 1 : stated;
-  // Where both kinds rotate alike, files state one base for both.
+  // If both kinds of layers rotate alike, files state one base for both.
   const bool alike =
       read.family().rope_base_full == read.family().rope_base_sliding;
   const bool slides = config.HasLayers(LayerKind::kSliding);
@@ -276,8 +277,8 @@ void ReadRope(const MetadataReader& read, ModelConfig& config) {
   }
 }
 
-// The pairs of full layers that do not turn: files state what each pair's
-// frequency is divided by, 1 or more than any position.
+// Reads which pairs of full layers do not turn. Files state what each pair's
+// frequency is divided by: 1, or more than any position.
 void ReadStillPairs(GgufFile& file, const Family& family, ModelConfig& config) {
   if (family.full_turning == 1 || !config.HasLayers(LayerKind::kFull)) return;
   constexpr const char* kName = "rope_freqs.weight";
@@ -314,7 +315,8 @@ void ReadStillPairs(GgufFile& file, const Family& family, ModelConfig& config) {
   }
 }
 
-// Full layers without a product for values have those of the keys.
+// Whether the values of full layers are their keys: then files have no product
+// for values.
 bool KeysAreValues(GgufFile& file, const Family& family,
                    const ModelConfig& config) {
   if (!family.keys_may_be_values) return false;
@@ -325,13 +327,13 @@ bool KeysAreValues(GgufFile& file, const Family& family,
   return false;
 }
 
-// Values are as long as keys, in layers of each kind.
+// Checks that values are as long as keys, in layers of each kind.
 void CheckValueLengths(const MetadataReader& read, const ModelConfig& config) {
   const bool apart = FieldNamed("head_dim").Get(config).size() != 1;
   for (const LayerConfig& layer : config.layers) {
     const bool slides = layer.kind == LayerKind::kSliding &&
                         read.Has("attention.value_length_swa");
-    // The key is that of full layers.
+    // value_length is the key of full layers.
     if (layer.kind == LayerKind::kSliding && apart && !slides) continue;
     const size_t length = read.Size(
         slides ? "attention.value_length_swa" : "attention.value_length",
@@ -343,7 +345,7 @@ void CheckValueLengths(const MetadataReader& read, const ModelConfig& config) {
   }
 }
 
-// Models whose last layers have no keys and values of their own.
+// Reads how many of the last layers have no keys and values of their own.
 void ReadShared(const MetadataReader& read, ModelConfig& config) {
   const Family& family = read.family();
   constexpr const char* kKey = "attention.shared_kv_layers";
@@ -369,8 +371,8 @@ void ReadShared(const MetadataReader& read, ModelConfig& config) {
                                   "those");
 }
 
-// Files state what their converter's arithmetic made of a share: the family's
-// number, but for its last digits.
+// Gives cutoffs the family's number. Files state what their converter's
+// arithmetic made of a share, which differs in the last digits.
 void RoundCutoffs(const Family& family, ModelConfig& config) {
   for (LayerConfig& layer : config.layers) {
     if (std::abs(layer.sparsity_cutoff - family.sparsity_cutoff) < 1e-6) {
@@ -379,7 +381,7 @@ void RoundCutoffs(const Family& family, ModelConfig& config) {
   }
 }
 
-// Parts of models of this family that the forward pass does not have.
+// Refuses parts of models of this family that the forward pass does not have.
 void RefuseOtherParts(const MetadataReader& read) {
   constexpr const char* kKey = "expert_count";
   const size_t count = read.Size(kKey, 0);
@@ -388,14 +390,14 @@ void RefuseOtherParts(const MetadataReader& read) {
                                ", expected 0: such models are not supported");
 }
 
-// Files of models without experts may state how many are used, or their width,
-// all the same.
+// Clears what files of models without experts may state all the same: how many
+// are used, and their width.
 void ForgetExperts(ModelConfig& config) {
   if (config.num_experts == 0) config.experts_used = config.expert_ffn_dim = 0;
 }
 
-// Of models of embeddings: windows, which files state as twice the distance
-// that is seen, and what is behind the last layer.
+// Reads what models of embeddings have besides: windows, which files state as
+// twice the distance that is seen, and the products after the last layer.
 void ReadEmbedding(const MetadataReader& read, ModelConfig& config) {
   GgufFile& file = read.file();
   const Family& family = read.family();
@@ -410,7 +412,8 @@ void ReadEmbedding(const MetadataReader& read, ModelConfig& config) {
     throw read.Refusal<CorruptFile>(key, " is ", found, ", expected ", expected,
                                     what);
   };
-  // Such files do not say how long vectors between the products are.
+  // Files that say it is a Gemma 3 do not state the length of vectors between
+  // the products.
   if (file.GetString("general.architecture") != family.architecture) {
     config.dense_dim = RowsOf(file, "dense_2.weight");
   }
@@ -432,11 +435,11 @@ void ReadEmbedding(const MetadataReader& read, ModelConfig& config) {
   }
 }
 
-// Of drafters: the model that they guess for. What chooses clusters of tokens
-// has no metadata in this format: all tokens have logits.
+// Reads which model a drafter guesses for. The format has no metadata for what
+// chooses clusters of tokens, so all tokens have logits.
 void ReadDrafter(const MetadataReader& read, ModelConfig& config) {
   if (!read.family().drafts) return;
-  // Theirs are never capped, whatever a file says.
+  // A drafter's logits are never capped, whatever a file says.
   config.final_soft_cap = 0;
   constexpr const char* kKey = "embedding_length_out";
   config.target_hidden = read.Size(kKey, 0);
@@ -446,8 +449,8 @@ void ReadDrafter(const MetadataReader& read, ModelConfig& config) {
                                   "the model that this one guesses for");
 }
 
-// The token of the name that ends a reply of the earlier families; `fallback`
-// if there is none.
+// Returns the token that ends a reply in the earlier families, by its name;
+// `fallback` if there is none.
 int32_t FindEndOfTurn(const GgufFile& file, int32_t fallback) {
   constexpr const char* kTokens = "tokenizer.ggml.tokens";
   if (!file.Has(kTokens)) return fallback;
@@ -496,14 +499,14 @@ void ReadTokenIds(const GgufFile& file, const Family& family,
   config.eos_ids.assign(ends.begin(), ends.end());
 }
 
-// Recurrent layers, and what EmbeddingGemma 2 has behind its last one, have no
-// names in this format.
-bool InGguf(const Family& family) {
+// Whether this format has names for all of a family. It has none for recurrent
+// layers, and for what EmbeddingGemma 2 has after its last one.
+bool HasGgufNames(const Family& family) {
   return !HasRecurrentLayers(family) && family.embedding_dim == 0;
 }
 
-// Ollama's files of EmbeddingGemma call it a Gemma 3, and say by a key how
-// positions become a vector.
+// Whether this is a file of EmbeddingGemma by Ollama. These call it a Gemma 3.
+// A key of pooling or attention, and the tensor of its first product, tell.
 bool IsEmbeddingOfGemma3(const GgufFile& file, std::string_view architecture) {
   const auto& tensors = file.tensors();
   return architecture == "gemma3" &&
@@ -527,7 +530,7 @@ const Family& FamilyOf(const GgufFile& file) {
   }
   std::string known;
   for (const Family& family : Families()) {
-    if (!InGguf(family)) continue;
+    if (!HasGgufNames(family)) continue;
     if (family.architecture == *architecture) return family;
     known += StrCat(known.empty() ? "'" : ", '", family.architecture, "'");
   }
@@ -546,7 +549,7 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   MetadataReader read(file, family);
   ModelConfig config;
   config.architecture = family.architecture;
-  // What the family's part depends on, then everything.
+  // First the fields that the family's part depends on, then all.
   read.Read(FieldNamed("hidden_size"), config);
   read.Read(FieldNamed("num_layers"), config);
   read.Read(FieldNamed("num_heads"), config);
@@ -566,7 +569,8 @@ ModelConfig ConfigFromGguf(GgufFile& file) {
   for (const Field& field : Fields()) {
     if (field.gguf != nullptr) read.Read(field, config);
   }
-  // Tensors tell whether there are these.
+  // Without the key there is none, except where ReadEmbedding() goes by
+  // tensors.
   if (!read.Has("dense_2_feat_out")) config.dense_dim = 0;
   ForgetExperts(config);
   RoundCutoffs(family, config);

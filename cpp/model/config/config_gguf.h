@@ -6,10 +6,11 @@
 
 namespace gkv {
 
-// Configuration from a file's metadata; fields that files commonly omit get
-// the family's defaults. Throws CorruptFile for metadata that is missing or
-// contradictory, Mismatch for an architecture, or a variant of it, that is not
-// supported. If the result has the shape of a named type, it carries that name.
+// Returns the configuration that a file's metadata state. Fields that files
+// commonly omit get the family's defaults. Throws CorruptFile for metadata that
+// are missing or contradictory, Mismatch for an architecture, or a variant of
+// it, that is not supported. If the result has the shape of a named type, it
+// carries that name.
 ModelConfig ConfigFromGguf(GgufFile& file);
 
 }  // namespace gkv

@@ -24,15 +24,15 @@ struct NamedModel {
   size_t context;
   double query_divisor = 0;  // scales queries by 1 / sqrt of it; 0: head_dim
   size_t window = 0;         // of layers that slide
-  // Of full layers: what positions are divided by, and sizes of their own.
+  // For full layers: what positions are divided by, and sizes of their own.
   double rope_factor = 1;
   size_t full_kv_heads = 0, full_head_dim = 0;
   bool keys_are_values = false;
-  // So many of the last layers share keys and values, and have a width of
-  // their own.
+  // The number of last layers that share keys and values, and a width of their
+  // own.
   size_t shared = 0, shared_ffn = 0;
   size_t ple_dim = 0;
-  size_t period = 0;  // the last of so many layers is full
+  size_t period = 0;  // the last of every `period` layers is full
   size_t experts = 0, experts_used = 0, expert_ffn = 0;
 };
 
@@ -101,7 +101,8 @@ ModelConfig MakeConfig(const NamedModel& row) {
   config.dense_dim = family.dense_factor * row.hidden;
   config.embedding_dim = family.embedding_dim;
   if (HasRecurrentLayers(family)) {
-    // All published sizes: as wide as the residual stream, a block per head.
+    // All published sizes are as wide as the residual stream and have a block
+    // for each head.
     config.lru_width = row.hidden;
     config.lru_blocks = row.heads;
     config.conv_width = 4;
@@ -109,7 +110,7 @@ ModelConfig MakeConfig(const NamedModel& row) {
   return config;
 }
 
-// As the bindings call them.
+// The names that the bindings have for the kinds.
 constexpr const char* kKindNames[] = {"full", "sliding", "recurrent"};
 
 std::string AsText(double value) {
@@ -189,7 +190,7 @@ std::vector<FieldDifference> CompareWithNamed(const ModelConfig& config) {
     }
     const bool by_layer = values.size() > 1 || expected.size() > 1;
     for (size_t i = 0; i < config.num_layers(); ++i) {
-      // Of a kind of layers that there is none of, rotations say nothing.
+      // Rotations of a kind of layers that the model does not have say nothing.
       const bool reads = field.IsReadIn(config.layers[i]);
       const bool differs =
           by_layer ? reads && field.IsReadIn(named->layers[i]) &&

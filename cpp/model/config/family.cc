@@ -22,7 +22,7 @@ constexpr LayerKind kGemma3nPattern[] = {kSliding, kSliding, kSliding,
 constexpr LayerKind kDrafterPattern[] = {kSliding, kSliding, kSliding, kFull};
 constexpr LayerKind kRecurrentPattern[] = {kRecurrent, kRecurrent, kSliding};
 
-// 5% of a normal distribution lie above, in float32 as files state it.
+// 5% of a normal distribution lie above this, in float32 as files state it.
 constexpr double kCutoffOf95Percent = 1.6448535919189453f;
 
 // Technical reports: arXiv 2403.08295, 2408.00118, 2503.19786 and 2404.07839;
@@ -98,7 +98,7 @@ constexpr Family kFamilies[] = {
         .end_of_call = 50,
     },
     {
-        // Gemma 4's drafters: its layers without keys and values.
+        // Gemma 4's drafters, with layers of Gemma 4 without keys and values.
         .architecture = "gemma4-assistant",
         .pattern = kDrafterPattern,
         .vocab_size = 262144,
@@ -114,7 +114,7 @@ constexpr Family kFamilies[] = {
         .end_of_turn = 106,
         .end_of_call = 50,
     },
-    // Gemma 2 without the norms behind attention and feed-forward.
+    // Gemma 2 without the norms after attention and feed-forward.
     {
         .architecture = "vaultgemma",
         .pattern = kGemma2Pattern,
@@ -137,7 +137,7 @@ constexpr Family kFamilies[] = {
         .dense_factor = 4,
     },
     {
-        // EmbeddingGemma 2, its part for text: layers of Gemma 4.
+        // The part of EmbeddingGemma 2 for text, with layers of Gemma 4.
         .architecture = "embeddinggemma2",
         .pattern = kGemma3Pattern,
         .vocab_size = 262144,

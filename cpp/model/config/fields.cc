@@ -227,7 +227,7 @@ bool Field::IsReadIn(const LayerConfig& layer) const {
 
 std::vector<double> Field::Get(const M& config) const {
   if (!at.by_layer) return {at.get(config, 0)};
-  // Of layers that do not read it: what a layer is made with.
+  // Layers that do not read the field have the value that a layer is made with.
   static const M kMade = [] {
     M made;
     made.layers.resize(1);

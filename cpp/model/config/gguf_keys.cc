@@ -16,7 +16,7 @@
 namespace gkv {
 namespace {
 
-// Keys that the reader of configurations knows beside those of fields.
+// Keys that the reader of configurations reads besides those of fields.
 constexpr std::string_view kRead[] = {
     "attention.shared_kv_layers",
     "attention.sliding_window_pattern",
@@ -44,12 +44,12 @@ constexpr std::string_view kWithoutEffect[] = {
     "expert_shared_feed_forward_length",  // of expert_shared_count experts
     "rope.scaling.finetuned",
     "rope.scaling.original_context_length",
-    "vocab_size",  // the embedding has so many rows
+    "vocab_size",  // the embedding has this many rows
 };
 
-// Keys that are 0 where nothing is stated, or where a model has nothing of what
-// they switch on: llama.cpp writes them all into each file that it saves after
-// training.
+// Keys that may be 0, where nothing is stated or where a model has nothing of
+// what they switch on. llama.cpp writes all of them into each file that it
+// saves after training.
 constexpr std::string_view kMayBeZero[] = {
     "attention.clamp_kqv",
     "attention.kv_lora_rank",
@@ -80,11 +80,11 @@ constexpr std::string_view kMayBeZero[] = {
 // Encoders of images and sound.
 constexpr std::string_view kOtherParts[] = {"vision.", "audio.", "mm."};
 
-double Nothing(const ModelConfig&) { return 0; }
+double Zero(const ModelConfig&) { return 0; }
 double One(const ModelConfig&) { return 1; }
 
-// Keys that say otherwise what a field says, or switch on what no Gemma has:
-// the value that they must have.
+// Keys that say in another way what a field says, or that switch on what no
+// Gemma has, and the value that they must have.
 constexpr struct {
   std::string_view key;
   double (*expected)(const ModelConfig& config);
@@ -97,10 +97,10 @@ constexpr struct {
      [](const ModelConfig& config) {
        return static_cast<double>(config.hidden_size);
      }},
-    {"expert_group_count", Nothing},
-    {"expert_shared_count", Nothing},
-    {"nextn_predict_layers", Nothing},
-    {"pooling_type", Nothing},
+    {"expert_group_count", Zero},
+    {"expert_shared_count", Zero},
+    {"nextn_predict_layers", Zero},
+    {"pooling_type", Zero},
     {"rope.scale_linear",
      [](const ModelConfig& config) {
        return FieldNamed("rope_factor_full").Get(config)[0];
@@ -125,8 +125,8 @@ bool IsRead(std::string_view key, const ModelConfig& config) {
   return false;
 }
 
-// The value that the key must have; nullopt for any. Throws Mismatch for a key
-// that is not known.
+// Returns the value that the key must have; nullopt for any. Throws Mismatch
+// for a key that is not known.
 std::optional<double> ExpectedOf(const GgufFile& file, const std::string& full,
                                  std::string_view key,
                                  const ModelConfig& config) {
@@ -143,7 +143,7 @@ std::optional<double> ExpectedOf(const GgufFile& file, const std::string& full,
                         config.architecture, " model is not known"));
 }
 
-// A number or a flag; nullopt for anything else.
+// Returns a number or a flag; nullopt for anything else.
 std::optional<double> NumberOf(const GgufValue& value) {
   return std::visit(
       [](const auto& v) -> std::optional<double> {
@@ -156,7 +156,7 @@ std::optional<double> NumberOf(const GgufValue& value) {
       value);
 }
 
-// Files have numbers in 32 bits.
+// Whether two numbers are the same, of which a file has one in 32 bits.
 bool SameNumber(double a, double b) {
   return std::abs(a - b) <= 1e-6 * std::max(std::abs(a), std::abs(b));
 }

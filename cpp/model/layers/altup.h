@@ -11,30 +11,33 @@
 
 namespace gkv {
 
-// Alternating updates: every row of a step has altup_inputs residual streams.
-// Layers compute one of them. Before a layer all are predicted from all, behind
-// it all are corrected by what the layer made of its own. Owns the streams.
-// Without altup_inputs there is nothing to call.
+// Alternating updates: every row of a step has altup_inputs residual streams,
+// of which layers compute one. Before a layer all streams are predicted from
+// all; after it all are corrected by what the layer made of the one. Owns the
+// streams. Without altup_inputs there is nothing to call.
 class AltUp {
  public:
   // Not owned; must outlive this.
   explicit AltUp(const ModelConfig& config) : config_(config) {}
 
-  // The streams of the step's rows, whose scaled embeddings are in `input`.
+  // Makes the streams of the step's rows, whose scaled embeddings are in
+  // `input`.
   void Begin(const Weights& weights, Activations& input, const StepWork& work);
-  // A row takes the place of an earlier one.
+  // Moves a row to the place of an earlier one.
   void MoveRow(size_t from, size_t to);
-  // Before a layer: x [hidden_size] becomes the row's active stream, predicted.
+  // Predicts the row's streams before a layer. x [hidden_size] becomes the
+  // active one.
   void Predict(const LayerWeights& weights, size_t row, float* x);
-  // Behind a layer, which made x of it. Then `gated` [hidden_size], unless it
-  // is null, becomes what gates the layer's embedding.
+  // Corrects the row's streams after a layer, which made x of the active one.
+  // `gated` [hidden_size], unless it is null, becomes what gates the layer's
+  // embedding.
   void Correct(const LayerWeights& weights, size_t row, const float* x,
                float* gated);
-  // Adds to all streams but the first.
+  // Adds y to all of the row's streams but the first.
   void AddToOthers(size_t row, const float* y);
-  // Of all layers: x [rows, hidden_size] becomes the mean of the streams, each
-  // but the first projected to the magnitude of the first. `input` and
-  // `projected` are for the products.
+  // Joins the streams after all layers: x [rows, hidden_size] becomes their
+  // mean, where all but the first are projected and get the magnitude of the
+  // first. `input` and `projected` are for the products.
   void Merge(const Weights& weights, Activations& input, float* projected,
              float* x, const StepWork& work);
 

@@ -31,12 +31,12 @@ class Attention {
   void Begin(const StepWork& work);
   void Rotations(const StepWork& work, size_t row);
 
-  // Of the step's rows in `input`: gives [rows, num_heads * head_dim], floats
-  // only. Keys and values go into the blocks of the slices' views, unless they
-  // are `kept` there.
+  // Computes attention of the step's rows in `input`. Returns [rows, num_heads
+  // * head_dim], which are quantized, too. Keys and values go into the blocks
+  // of the slices' views, unless they are `kept` there already.
   Activations& Mix(const LayerWeights& weights, size_t layer,
                    Activations& input, const StepWork& work, bool kept = false);
-  // Keys and values alone.
+  // Stores keys and values and does nothing else.
   void KeepKeys(const LayerWeights& weights, size_t layer, Activations& input,
                 const StepWork& work);
 

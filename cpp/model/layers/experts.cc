@@ -77,16 +77,16 @@ void Experts::Join(const LayerWeights& weights, const float* x, float* out,
   });
 }
 
-// The largest scores, their shares among each other, and what experts are
-// scaled by. That is a softmax over all experts, divided by the sum over those
-// that are chosen.
+// Chooses the experts with the largest scores. Their factors are their shares
+// among each other, times the scale of each expert. The shares are a softmax
+// over all experts, divided by its sum over those that are chosen.
 void Experts::Choose(const ExpertWeights& weights, size_t row) {
   const size_t used = config_.experts_used;
   const float* const scores = scores_.data() + row * config_.num_experts;
   uint32_t* const chosen = chosen_.data() + row * used;
   float* const factors = factors_.data() + row * used;
-  // In descending order until all are there. Later experts must be larger to
-  // come before earlier ones.
+  // In this loop they are in descending order of scores. A later expert must
+  // have a larger score to come before an earlier one.
   for (size_t expert = 0, count = 0; expert < config_.num_experts; ++expert) {
     if (count == used && !(scores[expert] > scores[chosen[used - 1]])) continue;
     size_t at = count < used ? count++ : used - 1;
@@ -114,7 +114,7 @@ void Experts::SortByExpert(size_t rows) {
     place_[i] = begin_[chosen_[i]]++;
     row_of_[place_[i]] = i / used;
   }
-  // Each has moved on to where the next one begins.
+  // Each begin_[e] has moved on to where expert e + 1 begins.
   for (size_t e = config_.num_experts; e > 0; --e) begin_[e] = begin_[e - 1];
   begin_[0] = 0;
 }

@@ -13,22 +13,23 @@
 
 namespace gkv {
 
-// The experts of a layer: a router chooses a few for each row, which are
-// weighted and added. Owns the activations.
+// The experts of a layer: a router chooses a few for each row, whose results
+// are weighted and added. Owns the activations.
 //
-// Rows are put together by expert, so that a step reads the weights of each
-// expert once, and of those alone that some row has chosen. What a row gets
-// does not depend on the rows beside it: each product is that of the row alone,
-// of equal scores the expert of the lower number wins, and a row adds its
-// experts in the order of their numbers.
+// Rows are put together by expert, so a step reads the weights of each expert
+// once, and only of experts that some row has chosen. The result of a row does
+// not depend on the other rows: each product is that of the row alone, of equal
+// scores the expert of the lower number wins, and a row adds its experts in the
+// order of their numbers.
 class Experts {
  public:
   // Not owned; must outlive this.
   explicit Experts(const ModelConfig& config) : config_(config) {}
 
-  // Of the residual stream behind attention, x [rows, hidden_size], and the
-  // output of the feed-forward, in `out` [rows, hidden_size] without its bias:
-  // out becomes the sum of the feed-forward and the experts, each normed.
+  // Adds the experts to the feed-forward. x [rows, hidden_size] is the residual
+  // stream after attention, and `out` [rows, hidden_size] the output of the
+  // feed-forward without its bias. `out` becomes the sum of the feed-forward
+  // and the experts, each normed.
   void Join(const LayerWeights& weights, const float* x, float* out,
             const StepWork& work);
 
@@ -36,8 +37,8 @@ class Experts {
   void Choose(const ExpertWeights& weights, size_t row);
   void SortByExpert(size_t rows);
   void Gather(TensorType type, const StepWork& work);
-  // A product of the rows of every expert with its part of a matrix, of
-  // `height` rows for each: into `out` [chosen, stride].
+  // Adds to `parts_` the products of every expert's rows with its part of a
+  // matrix, which has `height` rows, to `out` [chosen, stride].
   void AddParts(const PackedMatrix& matrix, size_t height, Activations& input,
                 float* out, size_t stride, const StepWork& work);
 
@@ -45,11 +46,11 @@ class Experts {
   Activations routed_;            // [rows, hidden_size], what the router reads
   Activations input_;             // [rows, hidden_size], what experts read
   AlignedBuffer<float> scores_;   // [rows, num_experts]
-  // By row, those that it has chosen, in ascending order.
+  // The experts that each row has chosen, in ascending order.
   std::vector<uint32_t> chosen_;  // [rows, experts_used]
   std::vector<float> factors_;    // the same
-  std::vector<size_t> place_;     // the same: in what follows
-  // By expert, the rows that have chosen it: expert e has [begin_[e],
+  std::vector<size_t> place_;     // the same: their places in what follows
+  // The rows that have chosen an expert, by expert: expert e has [begin_[e],
   // begin_[e + 1]).
   std::vector<size_t> begin_;         // [num_experts + 1]
   std::vector<size_t> row_of_;        // [rows * experts_used]

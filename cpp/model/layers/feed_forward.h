@@ -11,8 +11,9 @@ namespace gkv {
 // The gated feed-forward of every layer. Owns the activations.
 class FeedForward {
  public:
-  // out [rows, hidden_size], without the bias of the last product. Widths are
-  // those of the weights; cutoff: see LayerConfig::sparsity_cutoff.
+  // Writes out [rows, hidden_size], without the bias of the last product.
+  // Widths are those of the weights; for `cutoff` see
+  // LayerConfig::sparsity_cutoff.
   void Compute(const LayerWeights& weights, double cutoff, Activations& input,
                float* out, const StepWork& work);
 

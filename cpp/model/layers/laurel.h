@@ -19,11 +19,11 @@ class Laurel {
   // Not owned; must outlive this.
   explicit Laurel(const ModelConfig& config) : config_(config) {}
 
-  // Of a layer's normalized input.
+  // Computes the products of a layer's normalized input.
   void Compute(const LayerWeights& weights, Activations& input,
                const StepWork& work);
-  // x = (x + input + norm(product)) / sqrt(2), of a row: x is the residual
-  // stream behind the temporal mixing, `input` what Compute read.
+  // x = (x + input + norm(product)) / sqrt(2) for a row, where x is the
+  // residual stream after the temporal mixing, and `input` what Compute read.
   void AddTo(const LayerWeights& weights, size_t row, const float* input,
              float* x);
 

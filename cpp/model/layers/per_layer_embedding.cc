@@ -26,8 +26,9 @@ void PerLayerEmbedding::Begin(const Weights& weights, Activations& input,
   });
 }
 
-// (norm(projected / sqrt(hidden_size)) + table * sqrt(ple_dim)) / sqrt(2); the
-// norm alone where there is no table.
+// The vectors are
+// (norm(projected / sqrt(hidden_size)) + table * sqrt(ple_dim)) / sqrt(2), or
+// the norm alone if there is no table.
 void PerLayerEmbedding::Join(const Weights& weights, size_t row,
                              size_t table_row) {
   const auto root = [](size_t size) {

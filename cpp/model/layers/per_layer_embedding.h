@@ -11,21 +11,21 @@
 
 namespace gkv {
 
-// Per-layer embeddings: every row of a step has a vector for each layer, of its
-// token and of its embedding. It gates what a layer adds to the residual
-// stream. Owns the activations.
+// Per-layer embeddings: every row of a step has a vector for each layer, made
+// of its token and of its embedding. The vector gates what a layer adds to the
+// residual stream. Owns the activations.
 class PerLayerEmbedding {
  public:
   // Not owned; must outlive this.
   explicit PerLayerEmbedding(const ModelConfig& config) : config_(config) {}
 
-  // The vectors of the step's rows, whose scaled embeddings are in `input`.
-  // Tokens beyond the table have its row 0.
+  // Makes the vectors of the step's rows, whose scaled embeddings are in
+  // `input`. Tokens beyond the table have its row 0.
   void Begin(const Weights& weights, Activations& input, const StepWork& work);
-  // A row takes the place of an earlier one.
+  // Moves a row to the place of an earlier one.
   void MoveRow(size_t from, size_t to);
-  // Of the residual stream behind the feed-forward, in `input`:
-  // out [rows, hidden_size], without the norm behind it.
+  // Writes out [rows, hidden_size] from the residual stream after the
+  // feed-forward, in `input`, without the norm that follows.
   void Compute(const LayerWeights& weights, size_t layer, Activations& input,
                float* out, const StepWork& work);
 

@@ -56,7 +56,7 @@ class Recurrent::Block {
     size_t position;
     size_t row;
     size_t rows;
-    float* state;  // of the recurrence, then the convolution's last inputs
+    float* state;  // the recurrence's, then the convolution's last inputs
     float* copy;   // null: none
   };
 
@@ -97,7 +97,8 @@ class Recurrent::Block {
       Add(weights_.y_bias.data() + first_, channels_, At(o_.y_, row));
     }
   }
-  // Row r of the block's part of a gate reads the block's channels.
+  // Multiplies the block's part of a gate, whose rows read the block's
+  // channels.
   void Gate(const PackedMatrix& matrix, uint8_t* scratch,
             AlignedBuffer<float>& out) const {
     const MatMulInput input{At(o_.convolved_, 0), width_, {}, o_.output_.rows};

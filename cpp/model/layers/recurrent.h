@@ -11,21 +11,21 @@
 
 namespace gkv {
 
-// The temporal mixing of recurrent layers: of two projections, the x branch
-// goes through the convolution and the recurrence, which carry the
-// conversation's state from row to row, and is gated by the y branch. Owns the
+// The temporal mixing of recurrent layers. There are two projections. The x
+// branch goes through the convolution and the recurrence, which carry the
+// conversation's state from row to row; the y branch gates the result. Owns the
 // activations.
 //
-// Diagonal blocks of the gates never meet: each is a task of its own, from the
-// convolution to the result. Rows of a slice follow one another, so how a
-// conversation is cut into slices changes no bit.
+// The diagonal blocks of the gates are independent, so each is a task of its
+// own, from the convolution to the result. It takes the rows of a slice in
+// order, so how a conversation is cut into slices changes no bit.
 class Recurrent {
  public:
   // Not owned; must outlive this.
   explicit Recurrent(const ModelConfig& config) : config_(config) {}
 
-  // Of the step's rows in `input`: gives [rows, lru_width], floats only, and
-  // turns the layer's states in the slices' views into those after the slices.
+  // Returns [rows, lru_width] for the step's rows in `input`, quantized, too.
+  // Turns the layer's states in the slices' views into those after the slices.
   Activations& Mix(const RecurrentWeights& weights, size_t layer,
                    Activations& input, const StepWork& work);
 

@@ -16,13 +16,14 @@ namespace gkv {
 namespace {
 
 constexpr char kMagic[8] = {'G', 'K', 'V', 'P', 'A', 'C', 'K', 'D'};
-// Of tensors in the file, and so in memory.
+// The alignment of tensors in the file, and so in memory.
 constexpr uint64_t kTensorAlignment = 64;
-// What a header may be at most: thousands of tensors.
+// The most bytes of a header, enough for thousands of tensors.
 constexpr uint64_t kMaxHeaderBytes = uint64_t{1} << 24;
 constexpr uint32_t kMaxNameBytes = 256;
 
-// All but the hash at the end, whose place is in `header_bytes`.
+// Encodes all of the header but the hash at its end, which `header_bytes`
+// includes.
 std::vector<uint8_t> EncodeHeader(const Hash128& fingerprint,
                                   std::span<const PackedTensor> tensors,
                                   uint64_t header_bytes, uint64_t file_bytes) {
@@ -71,7 +72,7 @@ PackedTensor DecodeTensor(ByteReader& in) {
   return tensor;
 }
 
-// Whether shape and place of a tensor are sound, in a file of so many bytes.
+// Whether shape and place of a tensor are sound, in a file of `file_bytes`.
 bool IsSound(const PackedTensor& tensor, uint64_t header_bytes,
              uint64_t file_bytes) {
   constexpr uint64_t kMaxDimension = uint64_t{1} << 30;
@@ -85,7 +86,7 @@ bool IsSound(const PackedTensor& tensor, uint64_t header_bytes,
       (tensor.rows != 1 || tensor.type != TensorType::kF32)) {
     return false;
   }
-  // The division comes first: no product below can overflow then.
+  // The division comes first, so no product below can overflow.
   const uint64_t row_bytes = RowBytes(tensor.type, tensor.cols);
   return tensor.rows <= file_bytes / row_bytes &&
          tensor.size_bytes() <= file_bytes &&
@@ -192,20 +193,20 @@ PackedFile::PackedFile(const std::string& path, const Hash128& fingerprint)
   try {
     ReadHeader(fingerprint);
   } catch (const CorruptFile& error) {
-    Damaged(error.what());
+    ThrowDamaged(error.what());
   }
 }
 
-void PackedFile::Damaged(const std::string& what) const {
+void PackedFile::ThrowDamaged(const std::string& what) const {
   throw CorruptFile(StrCat(path(), ": ", what));
 }
 
-// The hashes are sums, no signatures: whoever may write the file could put
+// The hashes are sums, not signatures: a user who may write the file could put
 // other weights there.
 void PackedFile::CheckOwner() const {
   if (file_.owner() == UserId() || file_.owner() == 0) return;
-  Damaged(StrCat("owned by user ", file_.owner(), ", expected ", UserId(),
-                 " or root"));
+  ThrowDamaged(StrCat("owned by user ", file_.owner(), ", expected ", UserId(),
+                      " or root"));
 }
 
 void PackedFile::ReadHeader(const Hash128& fingerprint) {
@@ -255,7 +256,8 @@ void PackedFile::ReadHeader(const Hash128& fingerprint) {
   }
 }
 
-// That of no bytes if they cannot be read: touching them would end the process.
+// Returns zero if the bytes cannot be read: touching them would end the
+// process.
 Hash128 PackedFile::HashOf(const Tensor& tensor, size_t piece) const {
   const uint64_t begin = piece * tensor.piece_bytes;
   const uint64_t size =
@@ -287,8 +289,8 @@ bool PackedFile::CheckAhead(
     MutexLock lock(tensor.mutex);
     while (tensor.ahead.size() < tensor.num_pieces()) {
       if (std::chrono::steady_clock::now() >= deadline) return true;
-      // The lock is for moments: a fork() waits for it. Another thread may be
-      // quicker meanwhile.
+      // The lock is held for moments only, since a fork() waits for it. Another
+      // thread may be quicker meanwhile.
       const size_t piece = tensor.ahead.size();
       lock.Unlock();
       const Hash128 hash = HashOf(tensor, piece);
@@ -304,7 +306,7 @@ bool PackedFile::CheckAhead(
 void PackedFile::CheckAll(ThreadPool& pool, const Progress& progress) const {
   size_t done = 0;
   for (const auto& [name, tensor] : tensors_) {
-    if (!Check(tensor, pool)) Damaged(DamageOf(tensor));
+    if (!Check(tensor, pool)) ThrowDamaged(DamageOf(tensor));
     done += tensor.size_bytes();
     if (progress) progress(done, size_bytes());
   }
@@ -313,9 +315,9 @@ void PackedFile::CheckAll(ThreadPool& pool, const Progress& progress) const {
 void PackedFile::DeleteDamaged(const Tensor& tensor) const {
   const bool gone =
       !file_.IsInPlace() || Directory::Working().Remove(path()) == 0;
-  Damaged(StrCat(DamageOf(tensor),
-                 gone ? "; the file was deleted, load the model again"
-                      : "; delete the file and load the model again"));
+  ThrowDamaged(StrCat(DamageOf(tensor),
+                      gone ? "; the file was deleted, load the model again"
+                           : "; delete the file and load the model again"));
 }
 
 bool PackedFile::CanDelete() const {

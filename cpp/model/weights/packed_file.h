@@ -23,9 +23,9 @@
 #include "io/mapped_file.h"
 #include "io/part_file.h"
 
-// A model's weights as the kernels read them, in a file that processes map:
-// docs/packed-format.md. A file is immutable; its name and its header carry the
-// fingerprint of the weights, so that it cannot be taken for that of others.
+// A model's weights as the kernels read them, in a file that processes map
+// (docs/packed-format.md). A file is immutable. Its name and its header carry
+// the fingerprint of the weights, so it cannot be taken for that of others.
 
 namespace gkv {
 
@@ -39,7 +39,8 @@ struct PackedTensor {
   bool is_vector = false;
   uint64_t rows = 0;
   uint64_t cols = 0;
-  // Bytes that are written and hashed as one; the last piece may be shorter.
+  // The number of bytes that are written and hashed as one; the last piece may
+  // be shorter.
   uint64_t piece_bytes = 0;
   uint64_t offset = 0;  // of the first byte in the file
   Hash128 sum;          // hash of the hashes of the pieces, in order
@@ -48,9 +49,10 @@ struct PackedTensor {
   uint64_t num_pieces() const { return CeilDiv(size_bytes(), piece_bytes); }
 };
 
-// File name of the weights with this fingerprint, of this build's versions.
+// Returns the file name of the weights with this fingerprint, for this build's
+// versions.
 std::string PackedFileName(const Hash128& fingerprint);
-// The fingerprint that such a name is of; nullopt for any other.
+// Returns the fingerprint that such a name has; nullopt for any other name.
 std::optional<Hash128> FingerprintOf(std::string_view file_name);
 
 // Fills a part file.
@@ -64,7 +66,7 @@ class PackedFileWriter {
 
   const std::vector<PackedTensor>& tensors() const { return tensors_; }
   // Writes one piece of tensors()[tensor]. Thread-safe for different pieces.
-  // What goes wrong is kept for Finish.
+  // An error is kept for Finish.
   void WritePiece(size_t tensor, size_t piece,
                   std::span<const uint8_t> bytes) noexcept;
   // Whether a write has failed: the rest may be skipped.
@@ -78,9 +80,11 @@ class PackedFileWriter {
  private:
   static constexpr uint64_t kLargePage = uint64_t{2} << 20;
 
-  // The system keeps what is written in pages no larger than the write, and
-  // pieces are small: zeros come before them, a large page at a time. Decoding
-  // from large pages is 1.13 times as fast (1B shape). Returns an errno, or 0.
+  // Writes zeros to the large pages of [offset, offset + size) that have none
+  // yet. The system caches a write in pages no larger than the write, and
+  // pieces are small, so zeros come before them, a large page at a time.
+  // Decoding from large pages is 1.13 times as fast (1B shape). Returns 0 or an
+  // errno value.
   int BeginPages(uint64_t offset, uint64_t size) noexcept;
 
   PartFile& file_;
@@ -94,55 +98,55 @@ class PackedFileWriter {
   std::atomic<int> error_{0};
 };
 
-// A packed file, open. Its header is checked; its tensors are when Check is
-// called. Thread-safe.
+// An open packed file. The constructor checks its header. Check() checks a
+// tensor, which is then known to be sound. Thread-safe.
 class PackedFile {
  public:
   using Progress = std::function<void(size_t done, size_t total)>;
 
   struct Tensor : PackedTensor {
     explicit Tensor(PackedTensor tensor) : PackedTensor(std::move(tensor)) {}
-    mutable std::atomic<bool> is_sound{false};  // once Check has said so
+    mutable std::atomic<bool> is_sound{false};  // once it has matched its sum
     mutable Mutex mutex{AtFork::kWaits};
-    // Of its first pieces, by CheckAhead.
+    // The hashes of its first pieces, from CheckAhead.
     mutable std::vector<Hash128> ahead GUARDED_BY(mutex);
   };
 
-  // Throws IoError (no such file, ...) and CorruptFile: not a packed file of
-  // these versions and this fingerprint, of another length than it states, or
-  // owned by another user.
+  // Throws IoError (no such file, ...), and CorruptFile if this is no packed
+  // file of these versions and this fingerprint, if it has another length than
+  // it states, or if neither this user nor root owns it.
   PackedFile(const std::string& path, const Hash128& fingerprint);
 
   const std::string& path() const { return file_.path(); }
   size_t size_bytes() const { return file_.bytes().size(); }
   // nullptr if there is no such tensor.
   const Tensor* Find(std::string_view name) const;
-  // 64-byte aligned; valid as long as this lives.
+  // Returns a tensor's bytes, 64-byte aligned and valid as long as this lives.
   const uint8_t* data(const PackedTensor& tensor) const {
     return file_.bytes().data() + tensor.offset;
   }
 
-  // Compares a tensor with its sum, in parallel: whether it is as it was
-  // written.
+  // Compares a tensor with its sum, in parallel. Returns whether it is as it
+  // was written.
   bool Check(const Tensor& tensor, ThreadPool& pool) const;
-  // Does of what Check will do, for all tensors, as much as it can before
-  // `deadline`, on this thread. Whether there is more to do. What it finds
-  // damaged is left to Check.
+  // Does, for all tensors, as much of the work of Check as it can before
+  // `deadline`, on this thread. Returns whether there is more to do. Tensors
+  // that it finds damaged are left to Check.
   bool CheckAhead(std::chrono::steady_clock::time_point deadline) const;
-  // Checks every tensor. Throws CorruptFile naming one that is damaged.
+  // Checks every tensor. Throws CorruptFile, which names one that is damaged.
   // `progress` counts bytes, and may throw.
   void CheckAll(ThreadPool& pool, const Progress& progress = {}) const;
-  // For one that is found damaged when it is there already: whoever loads the
-  // model again shall not find it. Throws CorruptFile that says so.
+  // Deletes a file of which a tensor in use is found damaged, so that the next
+  // load of the model does not find it. Throws CorruptFile, which says so.
   [[noreturn]] void DeleteDamaged(const Tensor& tensor) const;
-  // Whether DeleteDamaged may count on being able to.
+  // Whether DeleteDamaged is expected to be able to delete the file.
   bool CanDelete() const;
 
  private:
   void ReadHeader(const Hash128& fingerprint);
   Hash128 HashOf(const Tensor& tensor, size_t piece) const;
   void CheckOwner() const;
-  [[noreturn]] void Damaged(const std::string& what) const;
+  [[noreturn]] void ThrowDamaged(const std::string& what) const;
 
   MappedFile file_;
   std::map<std::string, Tensor, std::less<>> tensors_;

@@ -38,7 +38,7 @@ class SourceRecord {
     path_ = StrCat(options.folder, "/", hasher.Finish().Hex(), ".gkvsource");
   }
 
-  // Fingerprint of the weights; nullopt if nobody noted it.
+  // Returns the fingerprint of the weights; nullopt if nobody noted it.
   std::optional<Hash128> Read() const {
     std::error_code error;
     const std::string target = std::filesystem::read_symlink(path_, error);
@@ -52,7 +52,7 @@ class SourceRecord {
   // Requires: the source was settled before it was read.
   void Write(const Hash128& fingerprint) const {
     const std::string target = PackedFileName(fingerprint);
-    // What cannot be noted is hashed again.
+    // If it cannot be noted, the next load hashes the source again.
     std::error_code error;
     std::filesystem::create_symlink(target, path_, error);
     if (error == std::errc::file_exists &&
@@ -62,15 +62,15 @@ class SourceRecord {
   }
 
  private:
-  // Of the fingerprint's definition: the order of the table of weights, and
-  // what readers make of a file.
+  // The version of the fingerprint's definition: of the order of the table of
+  // weights, and of what readers make of a file.
   static constexpr uint32_t kVersion = 1;
   std::string path_;  // empty: the source has no identity
 };
 
-// Weights as views into a packed file, which are checked at their first use;
-// vectors, which are small, are checked and copied, and gates checked. Tables
-// of rows are in the source alone.
+// Returns weights as views into a packed file. Matrices are checked at their
+// first use, gates here. Vectors, which are small, are checked here and copied.
+// Tables of rows are in the source alone.
 Weights ReadPackedFile(const ModelConfig& config, const PackedFile& file,
                        TensorSource& source, ThreadPool& pool) {
   const ScopedFpEnvironment fp_environment;
@@ -132,7 +132,7 @@ class PackedLoad {
         names_(TensorNames(config, source)) {
     if (options.quantize) RequireFloatMatrix(config, source);
     if (!progress) return;
-    // A second attempt at something is not a step back.
+    // Progress never goes back, even where something is tried again.
     progress_ = [this, &progress](size_t done, size_t total) {
       done_ = std::max(done_, done);
       progress(done_, total);
@@ -190,8 +190,8 @@ class PackedLoad {
     path_ = options_.folder + "/" + PackedFileName(fingerprint_);
   }
 
-  // nullopt if there is no sound file; the report says why unless there is
-  // none at all. With `whole`, matrices are checked before their first use.
+  // Returns nullopt if there is no sound file; the report says why, unless
+  // there is no file at all. With `whole`, all tensors are checked here.
   std::optional<Weights> Open(PackedReport& report, bool whole) {
     try {
       const auto file = std::make_shared<PackedFile>(path_, fingerprint_);

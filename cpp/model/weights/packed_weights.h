@@ -27,24 +27,30 @@ const char* NameOf(PackedReport::State state);
 
 struct PackedOptions {
   std::string folder;
-  // How long to wait for another process that writes the same file: packing a
-  // large model takes seconds; one that was stopped must not stop this one.
+  // How long to wait for another process that writes the same file. Packing a
+  // large model takes seconds, and a process that was stopped must not stop
+  // this one.
   std::chrono::milliseconds patience{30000};
   std::optional<TensorType> quantize{};  // as for LoadWeights
 };
 
-// LoadWeights by way of a packed file in a folder, which is made if need be.
-// The fingerprint of the weights finds the file, so that a file of other
-// weights is never used: the source is read and hashed, unless that was done
-// before and its identity (TensorSource::Identity) is noted beside the packed
-// file. With `quantize`, nothing is quantized before a file is missed.
+// Loads weights as LoadWeights does, but by way of a packed file in a folder,
+// which is made if need be.
+//
+// The file is found by the fingerprint of the weights, so a file of other
+// weights is never used. For that the source is read and hashed, unless its
+// fingerprint was noted before, beside the packed file, by the source's
+// identity (TensorSource::Identity). With `quantize`, nothing is quantized
+// unless the file is missing.
+//
 // A file whose header, vectors or gates are wrong is replaced. Its matrices are
-// checked when they are first used, see PackedMatrix::is_checked; here if the
-// file was just written, or could not be deleted for being damaged.
-// Whatever makes the packed file impossible (no permission, full disk, another
-// process that does not finish it) is told by `report` alone: the weights are
-// then packed into memory.
-// Throws what LoadWeights throws. `progress` counts source and packed bytes.
+// checked at their first use (PackedMatrix::RequireSound), or here if the file
+// was just written or could not be deleted if it were damaged.
+//
+// If a packed file is impossible (no permission, full disk, another process
+// that does not finish it), only `report` says so, and the weights are packed
+// into memory. Throws what LoadWeights throws. `progress` counts source and
+// packed bytes.
 Weights LoadPackedWeights(const ModelConfig& config, TensorSource& source,
                           ThreadPool& pool, const LoadProgress& progress,
                           const PackedOptions& options, PackedReport& report);

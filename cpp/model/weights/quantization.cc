@@ -33,8 +33,8 @@ TensorType QuantizeTargetFromName(std::string_view name) {
 
 TensorType KeptType(const TensorView& matrix, WeightRole role,
                     std::optional<TensorType> target) {
-  // Products of gates decide how fast a state decays, those of routers which
-  // experts a token sees; both are a small part of a model.
+  // Products of gates decide how fast a state decays, and those of routers
+  // which experts a token sees. Both are a small part of a model.
   if (!target || !IsFloat(matrix.type) || role == WeightRole::kGate) {
     return matrix.type;
   }
@@ -45,9 +45,8 @@ TensorType KeptType(const TensorView& matrix, WeightRole role,
       break;
     case TensorType::kQ5_0:
     case TensorType::kQ4_0:
-      // Embedding and head are read for every token, or by every token: the
-      // loss of fewer than 8 bits is felt most there (docs/models.md has
-      // figures).
+      // Embedding and head matter for every token, so the loss of fewer than 8
+      // bits is felt most there (docs/models.md has figures).
       if (role != WeightRole::kMatrix) type = TensorType::kQ8_0;
       break;
     default:

@@ -11,7 +11,7 @@
 #include "gemmakv/tensor_type.h"
 #include "model/weights/weights.h"
 
-// What becomes of float matrices that are quantized while they are loaded.
+// Which types float matrices get that are quantized while they are loaded.
 
 namespace gkv {
 
@@ -31,22 +31,22 @@ inline constexpr QuantizeTarget kQuantizeTargets[] = {
 // Throws InvalidArgument, which lists the names, for any other.
 TensorType QuantizeTargetFromName(std::string_view name);
 
-// The type in which a matrix is kept: its own unless it is F32, F16 or BF16 and
-// there is a target. Embedding and output head are kept as Q8_0 with targets
-// of fewer bits, gates of recurrent layers and routers in their own type.
-// Throws InvalidArgument if the target is none of kQuantizeTargets, or if the
-// columns are not whole blocks of the type.
+// Returns the type in which a matrix is kept: its own, unless that is F32, F16
+// or BF16 and there is a target. Embedding and output head are kept as Q8_0
+// with targets of fewer bits, and gates of recurrent layers and routers in
+// their own type. Throws InvalidArgument if the target is none of
+// kQuantizeTargets, or if the columns are not whole blocks of the type.
 TensorType KeptType(const TensorView& matrix, WeightRole role,
                     std::optional<TensorType> target);
 
 // Throws InvalidArgument, which lists the types found, if none of the model's
 // matrices is of F32, F16 or BF16 in the source. Looks no further than the
-// first that is.
+// first one that is.
 void RequireFloatMatrix(const ModelConfig& config, TensorSource& source);
 
-// Says why rows [begin, end) of a matrix cannot be of this type: throws
-// CorruptFile for a NaN or infinity, else InvalidArgument for values that are
-// too large for it. Requires: QuantizeWeights refuses them.
+// Throws an error that says why rows [begin, end) of a matrix cannot be of this
+// type: CorruptFile for a NaN or infinity, else InvalidArgument for values that
+// are too large for it. Requires: QuantizeWeights refuses them.
 [[noreturn]] void ThrowNotRepresentable(const std::string& source,
                                         const TensorView& matrix, size_t begin,
                                         size_t end, TensorType type);

@@ -22,7 +22,8 @@ namespace {
 
 static_assert(kSlabRows % kRowGroup == 0);
 
-// Source bytes read between two releases of source pages.
+// The number of source bytes that are read between two releases of source
+// pages.
 constexpr size_t kReleaseBytes = size_t{8} << 20;
 
 using Into = ReadOptions::Into;
@@ -102,7 +103,7 @@ class Reader {
       matrix.data = matrix.owned.data();
       PreferLargePages(matrix.data, matrix.owned.size());
     }
-    // Clusters of the vocabulary are one behind the other.
+    // The clusters of the vocabulary come one after the other.
     const FloatVector& ordering = contents_.weights.drafter.ordering;
     order_ = entry.role == WeightRole::kEmbedding && ordering.size() != 0
                  ? ordering.data()
@@ -132,7 +133,7 @@ class Reader {
     AddToFingerprint(view, matrix.type, hashes);
   }
 
-  // Hashes a table, once; its rows are read later, from where it is.
+  // Hashes a table once. Its rows are read later, from where the table is.
   void ReadTable(const WeightEntry& entry, const TensorView& view) {
     if (options_.into == Into::kMemory) OpenTable(entry, view, source_);
     std::vector<Hash128>& hashes = contents_.table_hashes[view.name];
@@ -146,8 +147,9 @@ class Reader {
     if (options_.into == Into::kMemory) entry.table()->ExpectRows();
   }
 
-  // Hashes of all slabs. `take` is told of each on any thread, then `taken` of
-  // the rows of several; behind it their bytes are given back.
+  // Returns the hashes of all slabs. Calls `take` for each slab, on any thread,
+  // then `taken` for the rows of several slabs, after which their bytes are
+  // given back.
   std::vector<Hash128> ReadSlabs(
       const TensorView& view,
       const std::function<void(size_t slab, size_t thread)>& take,
@@ -228,7 +230,7 @@ class Reader {
     }
   }
 
-  // Few values, whatever their type.
+  // Reads a tensor of few values, which are kept as floats whatever their type.
   void ReadFloats(const WeightEntry& entry, const TensorView& view) {
     FloatVector values(view.rows * view.cols);
     for (size_t i = 0; i < values.size(); ++i) {
@@ -247,7 +249,8 @@ class Reader {
     Advance(view.size_bytes());
   }
 
-  // What a matrix is quantized to follows from its bytes and the type alone.
+  // The bytes of a quantized matrix follow from the source's bytes and the type
+  // alone.
   void AddToFingerprint(const TensorView& view, TensorType kept,
                         const std::vector<Hash128>& hashes) {
     hasher_.UpdateValue(static_cast<uint32_t>(view.type));
@@ -268,7 +271,7 @@ class Reader {
   Hasher hasher_;
   size_t done_;
   std::vector<Scratch> scratch_;  // [thread]
-  const float* order_ = nullptr;  // of the matrix' rows; null: as they are
+  const float* order_ = nullptr;  // of the matrix's rows; null: the source's
   std::atomic<bool> representable_{true};
 };
 

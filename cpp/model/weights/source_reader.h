@@ -20,20 +20,21 @@
 
 namespace gkv {
 
-// Rows that one task reads while they are in cache, and one piece of a packed
-// file. Part of the definition of the fingerprint. A whole number of groups.
+// The number of rows that one task reads while they are in cache, and that are
+// one piece of a packed file. Part of the definition of the fingerprint. A
+// whole number of groups.
 inline constexpr size_t kSlabRows = 256;
 
-// Of tables of rows, by name: the hashes of their slabs.
+// The hashes of the slabs of tables of rows, by the table's name.
 using TableHashes = std::map<std::string, std::vector<Hash128>>;
 
-// How a source is read, and what becomes of its matrices.
+// How a source is read, and where its matrices go.
 struct ReadOptions {
   enum class Into { kNothing, kMemory, kFile };
   Into into = Into::kMemory;
-  PackedFileWriter* writer = nullptr;  // of kFile
+  PackedFileWriter* writer = nullptr;  // for kFile
   std::optional<TensorType> quantize{};  // see KeptType
-  // Of the same source, read before: tables of rows are not hashed again.
+  // Those of an earlier reading of the same source; null: tables are hashed.
   const TableHashes* table_hashes = nullptr;
   // Counts bytes of the source, from `done` on up to `total`.
   LoadProgress progress{};
@@ -47,28 +48,29 @@ struct SourceContents {
   TableHashes table_hashes;
 };
 
-// Reads all tensors of a model from a source once, in parallel, gives its bytes
-// back behind itself, and takes the fingerprint of what it read.
-// Throws CorruptFile for a tensor that is missing, or of the wrong shape or
-// type; what KeptType throws, and what ThrowNotRepresentable does for a matrix
-// that cannot be quantized; with kFile, IoError for a write that failed, and
-// for other tensors than the writer's: the source has changed.
-// Requires: config.Validate() passes.
+// Reads all tensors of a model from a source once, in parallel, releases bytes
+// after it has read them, and takes the fingerprint of all. Throws CorruptFile
+// for a tensor that is missing or has the wrong shape or type, what KeptType
+// throws, and what ThrowNotRepresentable throws for a matrix that cannot be
+// quantized. With kFile, throws IoError for a write that failed, and if the
+// tensors are not the writer's because the source has changed. Requires:
+// config.Validate() passes.
 SourceContents ReadSource(const ModelConfig& config, TensorSource& source,
                           ThreadPool& pool, const ReadOptions& options);
 
-// The tensor of an entry; nullopt for a head that is not there, and where the
-// source has another instead. Throws CorruptFile for one that is missing, or of
-// the wrong shape or type, or beside the one that is instead.
+// Returns the tensor of an entry; nullopt for a head that is not there, and if
+// the source has the tensor that may be there instead. Throws CorruptFile for a
+// tensor that is missing, has the wrong shape or type, or is there beside the
+// one that may be there instead.
 std::optional<TensorView> FindTensor(const WeightEntry& entry,
                                      TensorSource& source);
 
-// Lets the rows of an entry's table be read from where the source has it; from
-// a copy if the source cannot hold it.
+// Opens an entry's table: its rows are read from where the source has it, or
+// from a copy if the source cannot hold it.
 void OpenTable(const WeightEntry& entry, const TensorView& view,
                TensorSource& source);
 
-// Bytes of these tensors of a source.
+// Returns the number of bytes of these tensors of a source.
 size_t SourceBytes(TensorSource& source, const std::vector<std::string>& names);
 
 }  // namespace gkv

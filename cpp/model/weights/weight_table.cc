@@ -16,7 +16,7 @@ namespace {
 
 using Config = ModelConfig;
 
-// Sizes, and what a layer has, as the rows of the table name them.
+// Sizes and conditions, as the rows of the table name them.
 using Size = size_t(const Config& config, size_t layer);
 size_t One(const Config&, size_t) { return 1; }
 size_t Vocab(const Config& c, size_t) { return c.vocab_size; }
@@ -110,7 +110,7 @@ using Member =
                  FloatVector ExpertWeights::*>;
 
 struct Row {
-  const char* name;  // behind "blk.N." for tensors of a layer
+  const char* name;  // after "blk.N." for tensors of a layer
   WeightRole role;
   Size* rows;
   Size* cols;
@@ -127,7 +127,7 @@ using E = ExpertWeights;
 using D = DrafterWeights;
 
 constexpr Row kModelRows[] = {
-    // Before the embedding, whose rows are read in this order.
+    // This comes before the embedding, whose rows are read in this order.
     {"masked_embd_ordering", kOrdering, One, Vocab, HasCentroids,
      &D::ordering},
     {"token_embd.weight", kEmbedding, Vocab, Hidden, Always,
@@ -238,7 +238,7 @@ constexpr std::string_view kOtherParts[] = {
     "multi_modal_projector.",
 };
 
-// Where a member is, for std::visit.
+// Finds a member's address, for std::visit.
 struct Place {
   using To = std::variant<PackedMatrix*, FloatVector*, RowTable*>;
   template <typename T>
@@ -266,10 +266,10 @@ struct Place {
   size_t layer;
 };
 
-// What files may hold for no use: of layers that share the keys and values of
-// another, scales that the configuration leaves out, what a drafter without
-// clusters chooses them by, and divisors of frequencies, which are a part of
-// the configuration.
+// Returns the names of tensors that files may hold but models do not read:
+// products for keys and values of layers that share those of another, scales
+// that the configuration leaves out, what clusters are chosen by if a drafter
+// has none, and divisors of frequencies, which are a part of the configuration.
 std::unordered_set<std::string> UnreadNames(const Config& config) {
   std::unordered_set<std::string> names;
   if (FamilyOf(config.architecture).full_turning != 1) {

@@ -28,14 +28,14 @@ struct PackedMatrix {
   size_t cols = 0;
   const uint8_t* data = nullptr;  // in `owned`, or in `file`
   AlignedBuffer<uint8_t> owned;
-  // Where it lies in the packed file of Weights, or null.
+  // Its place in the packed file of Weights, or null.
   const PackedFile* file = nullptr;
   const PackedFile::Tensor* tensor = nullptr;
 
   PackedView view() const { return {type, rows, cols, data}; }
 
-  // Before its bytes are used: compares those of a packed file with their sum,
-  // the first time. Throws CorruptFile if they are damaged.
+  // Called before the bytes are used. Compares those of a packed file with
+  // their sum, the first time. Throws CorruptFile if they are damaged.
   void RequireSound(ThreadPool& pool) const {
     if (tensor == nullptr ||
         tensor->is_sound.load(std::memory_order_acquire)) {
@@ -56,7 +56,7 @@ struct RowTable {
   std::shared_ptr<const void> held;  // what `data` points into
 
   const uint8_t* row(size_t r) const { return data + r * RowBytes(type, cols); }
-  // Nothing but rows is read from now on.
+  // Says that only rows are read from now on.
   void ExpectRows() const {
     ExpectScatteredReads(data, rows * RowBytes(type, cols));
   }
@@ -64,18 +64,18 @@ struct RowTable {
   void Prefetch(size_t r) const { PrefetchPages(row(r), RowBytes(type, cols)); }
 };
 
-// What a tensor is for, and so how it is kept.
+// The use of a tensor, which says how it is kept.
 enum class WeightRole {
-  kMatrix,     // of products: packed, quantized on request
+  kMatrix,     // for products: packed, quantized on request
   kEmbedding,  // the same, but rows are read too
   kHead,       // the same; files may lack it, and the embedding serves
   kRowTable,   // see RowTable: neither packed nor quantized
-  kGate,       // of block-diagonal products and of routers: packed in its own
+  kGate,       // for block-diagonal products and routers: packed in its own
                // float type
   kVector,     // floats
   kOrdering,   // the same: each of the numbers below its length, once
   kTaps,       // floats, transposed
-  kDecay,      // floats, what LruDecay makes of them
+  kDecay,      // floats, as LruDecay changes them
 };
 
 using FloatVector = AlignedBuffer<float>;
@@ -92,16 +92,16 @@ struct RecurrentWeights {
   FloatVector decay;                         // [lru_width], see LruDecay
 };
 
-// The experts of a layer, which are beside its feed-forward. Matrices of all
-// experts are one below the other, each of whole groups of rows.
+// The experts of a layer, which it has beside its feed-forward. The matrices of
+// all experts are one below the other, each of whole groups of rows.
 struct ExpertWeights {
   PackedMatrix router;       // [num_experts, hidden_size], always float
   FloatVector router_scale;  // [hidden_size]
   FloatVector expert_scale;  // [num_experts]
-  FloatVector dense_norm;    // [hidden_size], behind the feed-forward
+  FloatVector dense_norm;    // [hidden_size], after the feed-forward
   FloatVector norm;          // [hidden_size], before the experts
-  FloatVector post_norm;     // [hidden_size], behind their sum
-  // Of each expert the gate's rows, then those of `up`; or the two apart, as
+  FloatVector post_norm;     // [hidden_size], after their sum
+  // For each expert the gate's rows, then those of `up`; or the two apart, as
   // the source has them.
   PackedMatrix gate_up;   // [num_experts * 2 * expert_ffn_dim, hidden_size]
   PackedMatrix gate, up;  // [num_experts * expert_ffn_dim, hidden_size]
@@ -128,7 +128,7 @@ struct LayerWeights {
   FloatVector post_ffn_norm;       // [hidden_size], with post_norms
   std::unique_ptr<ExpertWeights> experts;  // of models with experts
   FloatVector output_scale;        // [1], with layer_scales
-  // With per-layer embeddings: of the output, to ple_dim and back.
+  // With per-layer embeddings: from the output to ple_dim, and back.
   PackedMatrix ple_gate;      // [ple_dim, hidden_size]
   PackedMatrix ple_proj;      // [hidden_size, ple_dim]
   FloatVector post_ple_norm;  // [hidden_size]
@@ -144,7 +144,7 @@ struct LayerWeights {
   FloatVector laurel_post_norm;  // [hidden_size]
 };
 
-// What a matrix of loaded weights is called and how it is kept.
+// The name of a matrix of loaded weights, and how it is kept.
 struct MatrixInfo {
   std::string name;  // as in the source
   TensorType type;
@@ -152,12 +152,13 @@ struct MatrixInfo {
   size_t cols;
 };
 
-// What a drafter has beside its layers. Matrices that it does not have have no
-// rows.
+// The weights that a drafter has besides its layers. A matrix that it lacks has
+// no rows.
 struct DrafterWeights {
-  // From the target's embedding of a token and its hidden state before that,
-  // side by side, [hidden_size, 2 * target_hidden]; and from what the head
-  // reads to the hidden state of the next step, [target_hidden, hidden_size].
+  // pre_projection [hidden_size, 2 * target_hidden] reads the target's
+  // embedding of a token and its hidden state before that, side by side.
+  // post_projection [target_hidden, hidden_size] makes the hidden state of the
+  // next step of what the head reads.
   PackedMatrix pre_projection, post_projection;
   PackedMatrix centroids;  // [num_centroids, hidden_size]
   // With centroids: the tokens of the first cluster, then of the second one,
@@ -171,26 +172,26 @@ struct Weights {
   PackedMatrix embedding;  // [vocab_size, hidden_size]
   PackedMatrix head;       // the same; without rows, the embedding serves
   FloatVector final_norm;  // [hidden_size]
-  // Per-layer embeddings: rows by token, what the token's embedding is
-  // projected by, and its norm, the same for all layers.
+  // Per-layer embeddings: the table with a row for each token, the projection
+  // of the token's embedding, and its norm, the same for all layers.
   RowTable ple_table;     // [ple_vocab, num_layers * ple_dim]
   PackedMatrix ple_proj;  // [num_layers * ple_dim, hidden_size]
   FloatVector ple_norm;   // [ple_dim]
-  // Of models of embeddings, behind the mean.
+  // Models of embeddings: the products after the mean.
   PackedMatrix dense_2;  // [dense_dim, hidden_size]
   PackedMatrix dense_3;  // [hidden_size, dense_dim]
   PackedMatrix embedding_projection;  // [embedding_dim, hidden_size]
-  // AltUp: of each stream but the first, [hidden_size, hidden_size]: from the
+  // AltUp: for each stream but the first, [hidden_size, hidden_size], from the
   // embedding to the stream, and from the stream to the output.
   std::vector<PackedMatrix> altup_proj, altup_unembed;
   DrafterWeights drafter;
   std::vector<LayerWeights> layers;
   std::vector<MatrixInfo> matrices;  // all of the above, as they were read, but
                                      // for tables of rows
-  // Of the configuration and every tensor's logical bytes, in a fixed order,
-  // and of the types that matrices were quantized to.
+  // The hash of the configuration, of every tensor's logical bytes, in a fixed
+  // order, and of the types that matrices were quantized to.
   Hash128 fingerprint;
-  // What matrices without memory of their own point into, or null.
+  // The file that matrices without memory of their own point into, or null.
   std::shared_ptr<const PackedFile> file;
 
   const PackedMatrix& output_head() const {
@@ -198,12 +199,12 @@ struct Weights {
   }
 };
 
-// Reads and packs all weights, one slab of rows after the other, releasing
-// source bytes as it goes: the peak is the packed size and one slab. With
-// `quantize`, float matrices are kept in that type (quantization.h).
-// Throws CorruptFile for a tensor that is missing or has the wrong shape,
-// InvalidArgument for a source that `quantize` does not suit, and whatever
-// `source` throws.
+// Reads and packs all weights. It takes several slabs of rows at a time and
+// then releases their source bytes, so the peak is the packed size and a few
+// slabs. With `quantize`, float matrices are kept in that type
+// (quantization.h). Throws CorruptFile for a tensor that is missing or has the
+// wrong shape, InvalidArgument for a source that `quantize` does not suit, and
+// whatever `source` throws.
 Weights LoadWeights(const ModelConfig& config, TensorSource& source,
                     ThreadPool& pool, const LoadProgress& progress,
                     std::optional<TensorType> quantize = std::nullopt);

@@ -179,7 +179,7 @@ TEST(ScopedPin, HoldsTheThreadUntilItsEnd) {
     EXPECT_EQ(sched_getcpu(), all.back());
   }
   EXPECT_EQ(Mask(), all);
-  EXPECT_TRUE(ProcessorsBehindPin().empty());
+  EXPECT_TRUE(ProcessorsWithoutPin().empty());
 }
 
 TEST(ScopedPin, AProcessorThatIsNotThere) {
@@ -192,7 +192,7 @@ TEST(ScopedPin, AProcessorThatIsNotThere) {
     EXPECT_EQ(error.error_number(), EINVAL);
   }
   EXPECT_EQ(Mask(), all);
-  EXPECT_TRUE(ProcessorsBehindPin().empty());
+  EXPECT_TRUE(ProcessorsWithoutPin().empty());
 }
 
 // A thread that a pinned one starts would wait for it on its processor.

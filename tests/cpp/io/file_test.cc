@@ -229,18 +229,18 @@ TEST(FileTest, LocksAreOfTheOpenFile) {
 
 TEST(FileTest, FileSystems) {
   const FileSystem processes =
-      Directory::Working().OpenDirectory("/proc").OnWhat();
+      Directory::Working().OpenDirectory("/proc").GetFileSystem();
   EXPECT_EQ(processes.name, "0x9fa0");
   EXPECT_EQ(processes.bytes, 0u);
   const TempFolder folder;
-  const FileSystem here = Open(folder).OnWhat();
+  const FileSystem here = Open(folder).GetFileSystem();
   EXPECT_GT(here.bytes, 0u);
   EXPECT_LE(here.free_bytes, here.bytes);
   EXPECT_FALSE(here.is_in_memory && here.notes_every_write);
   const Directory memory = Directory::Working().OpenDirectory("/dev/shm");
-  if (memory.is_open() && memory.OnWhat().name == "tmpfs") {
-    EXPECT_TRUE(memory.OnWhat().is_in_memory);
-    EXPECT_FALSE(memory.OnWhat().notes_every_write);
+  if (memory.is_open() && memory.GetFileSystem().name == "tmpfs") {
+    EXPECT_TRUE(memory.GetFileSystem().is_in_memory);
+    EXPECT_FALSE(memory.GetFileSystem().notes_every_write);
   }
 }
 

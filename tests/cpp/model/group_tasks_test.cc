@@ -15,7 +15,7 @@ constexpr size_t kFewRows = 63, kManyRows = 64;
 std::vector<size_t> Sizes(const GroupTasks& tasks) {
   std::vector<size_t> sizes;
   for (size_t task = 0; task < tasks.count(); ++task) {
-    const auto [begin, end] = tasks.Of(task);
+    const auto [begin, end] = tasks.RangeOf(task);
     sizes.push_back(end - begin);
   }
   return sizes;
@@ -29,7 +29,7 @@ TEST(GroupTasksTest, CoverAllGroupsOnce) {
           const GroupTasks tasks(groups, rows, threads, most);
           size_t next = 0;
           for (size_t task = 0; task < tasks.count(); ++task) {
-            const auto [begin, end] = tasks.Of(task);
+            const auto [begin, end] = tasks.RangeOf(task);
             ASSERT_EQ(begin, next) << groups << " " << threads;
             ASSERT_LT(begin, end);
             ASSERT_LE(end - begin, std::min(most, tasks.longest()));

@@ -206,7 +206,7 @@ TEST(FolderStorePlaceTest, SharedIsInMemoryAndAtMostHalfOfIt) {
   const FolderAt disk(OnDisk());
   struct stat info;
   const auto on_disk = Directory::Working().OpenDirectory(OnDisk(), true);
-  if (!on_disk.OnWhat().is_in_memory) {
+  if (!on_disk.GetFileSystem().is_in_memory) {
     EXPECT_THROW(OpenFolderStore(disk / "a", {"shared", true, kLarge}),
                  InvalidArgument);
     // A folder that was made for nothing is gone, one of before is not.
