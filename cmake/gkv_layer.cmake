@@ -45,6 +45,19 @@ function(gkv_kernel_batch layer)
   target_sources(gkv_${layer} PRIVATE "${batch}")
 endfunction()
 
+# gkv_matmul_types(<type>...): compiles ops/matmul_type.cc for each type of
+# quantized weights.
+function(gkv_matmul_types)
+  set_source_files_properties("${PROJECT_SOURCE_DIR}/cpp/ops/matmul_type.cc"
+    PROPERTIES HEADER_FILE_ONLY ON)
+  foreach(type IN LISTS ARGN)
+    set(unit "${PROJECT_BINARY_DIR}/kernels/matmul_${type}.cc")
+    file(CONFIGURE OUTPUT "${unit}" CONTENT
+      "#define GKV_MATMUL_TYPE ${type}\n#include \"ops/matmul_type.cc\"\n")
+    target_sources(gkv_ops PRIVATE "${unit}")
+  endforeach()
+endfunction()
+
 # Flags of tests. What is tested is optimized; the test itself is compiled in two
 # thirds of the time.
 function(_gkv_test_flags target layer)

@@ -68,9 +68,9 @@ double Int8Work(size_t steps, int32_t* value) {
   const hn::Repartition<int8_t, decltype(d)> di8;
   const auto u = hn::Set(du8, static_cast<uint8_t>(*value & 1));
   const auto s = hn::Set(di8, static_cast<int8_t>(*value & 1));
-  WithCurrentByteDot([&](auto dot) HWY_ATTR {
+  WithCurrentDot([&](auto dot) HWY_ATTR {
     *value = Chains(d, steps, *value & 1,
-                    [&](auto& v) HWY_ATTR { v = AddByteDot<dot>(u, s, v); });
+                    [&](auto& v) HWY_ATTR { v = dot.AddQuads(u, s, v); });
   });
   return static_cast<double>(steps * 12 * 2 * hn::Lanes(du8));
 }

@@ -31,7 +31,7 @@ const MatMulKernel& KernelOf(TensorType type) {
 }  // namespace
 
 bool UsesQuantizedActivations(TensorType type) {
-  return KernelOf(type).quantized_activations;
+  return KernelOf(type).levels.bits != 0;
 }
 
 void PackGroup(TensorType type, const uint8_t* source, size_t rows, size_t cols,
@@ -53,22 +53,26 @@ void SquaredNorms(const PackedView& weights, size_t group, float* out) {
 }
 
 RowLayout LayoutOfRows(TensorType type, size_t rows, size_t cols) {
-  const MatMulKernel& kernel = KernelOf(type);
-  if (!kernel.quantized_activations) return {0, 0};
-  return kernel.layout_of_rows(rows, cols);
+  if (!UsesQuantizedActivations(type)) return {0, 0};
+  return LayoutOfPanelRows(KernelOf(type).levels, rows, cols);
 }
 
 void LayOutRows(TensorType type, const MatMulInput& input, size_t cols,
                 size_t tile, uint8_t* out) {
-  KernelOf(type).lay_out_rows(input, cols, tile, out);
+  LayOutPanelRows(KernelOf(type).levels, input, cols, tile, out);
 }
 
 void MatMul(const PackedView& weights, const MatMulInput& input,
             size_t group_begin, size_t group_end, uint8_t* scratch, float* out,
             size_t out_stride) {
-  KernelOf(weights.type)
-      .matmul(
-          {weights, input, group_begin, group_end, scratch, out, out_stride});
+  const MatMulKernel& kernel = KernelOf(weights.type);
+  const MatMulTask task = {weights,   input, group_begin, group_end,
+                           scratch, out,   out_stride};
+  if (LayoutOfRows(weights.type, input.rows, weights.cols).tiles != 0) {
+    MatMulPanels(kernel, task);
+  } else {
+    kernel.matmul(task);
+  }
 }
 
 }  // namespace gkv

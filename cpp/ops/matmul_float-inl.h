@@ -130,7 +130,7 @@ void FloatGroups(const uint8_t* packed, size_t groups, size_t cols,
 template <class Format>
 struct FloatKernel {
   using Element = typename Format::Element;
-  static constexpr bool kQuantizedActivations = false;
+  static constexpr Levels kLevels = {};
 
   static void PackGroup(const uint8_t* source, size_t rows, size_t cols,
                         uint8_t* group) {

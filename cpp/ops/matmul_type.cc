@@ -1,0 +1,21 @@
+// The kernels of one type of quantized weights, GKV_MATMUL_TYPE: CMake has a
+// translation unit for each.
+
+#include "ops/matmul_kernel.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/matmul_type.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+
+#include "hwy/highway.h"
+#include "ops/matmul_stream-inl.h"
+
+#if HWY_ONCE
+
+namespace gkv {
+
+GKV_MATMUL_KERNEL(GKV_MATMUL_TYPE);
+
+}  // namespace gkv
+
+#endif  // HWY_ONCE
