@@ -54,8 +54,8 @@ using VI16 = hn::Vec<DI16>;
 // --- Rows -------------------------------------------------------------------
 
 // All that a block's products need of a tile's rows, side by side: rows far
-// apart would share sets of L1 (6,144 columns: 1.3 times the time of 8 rows) and
-// take a register each for their addresses.
+// apart would share sets of L1 (6,144 columns: 1.3 times the time of 8 rows),
+// and take a register each for their addresses.
 template <size_t kParts>
 struct RowBlock {
   float scale[kTileHeight];
@@ -119,8 +119,8 @@ HWY_INLINE int32_t StartOf(const int8_t* values, int zero_point) {
   }
 }
 
-// Blocks [first, first + count) of `height` rows from row `top` of the input on,
-// `all` being those of a row.
+// Lays out blocks [first, first + count) of `height` rows from row `top` of the
+// input on. A row has `all` blocks.
 template <class Dot, size_t kParts, bool kHasMin>
 void LayOutTile(const QuantizedRows& input, int zero_point, size_t all,
                 size_t top, size_t height, size_t first, size_t count,
@@ -149,10 +149,10 @@ void LayOutTile(const QuantizedRows& input, int zero_point, size_t all,
 
 // --- Products ---------------------------------------------------------------
 
-// Where products are added in 16 bits, those of two bytes must fit: they do with
-// weights of up to 7 bits. Of 8 bits, |weight| is multiplied with the activation
-// under the weight's sign: 2 * 128 * 127 fits, and the zero point is gone from
-// the start.
+// Where products are added in 16 bits, those of two bytes must fit: they do
+// with weights of up to 7 bits. With 8 bits, |weight| is multiplied with the
+// activation under the weight's sign: 2 * 128 * 127 fits, and the zero point is
+// gone from the start.
 template <class Dot, class Source>
 inline constexpr bool kSignedDot = Dot::kPairs && Source::kLevels.bits == 8;
 

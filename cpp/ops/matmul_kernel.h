@@ -11,10 +11,10 @@
 //
 // Products of floats have a kernel of their own (matmul_float.cc). Those of
 // quantized weights have two. Few rows of activations are one tile: the stream
-// of the type (matmul_stream-inl.h) reads and unpacks each weight once. Many rows
-// are several tiles: the first unpacks a stretch of a group in passing, to a
-// panel, which is the same for all types, and the kernel of panels
-// (matmul_panel.cc) passes it for the others.
+// of the type (matmul_stream-inl.h) reads and unpacks each weight once. Many
+// rows are several tiles: the first tile unpacks a stretch of a group to a
+// panel while it computes, and the kernel of panels (matmul_panel.cc) computes
+// the others from it. A panel looks the same for all types.
 
 namespace gkv {
 
@@ -101,7 +101,7 @@ void MatMulPanels(const MatMulKernel& kernel, const MatMulTask& task);
 // one target serves all. The first is for kernels that read floats, the second
 // for those that read quantized activations.
 #define GKV_FLOAT_MATMUL_KERNEL(Name) GKV_DEFINE_MATMUL(Name, nullptr)
-#define GKV_MATMUL_KERNEL(Name) GKV_QUANTIZED_MATMUL(Name)
+#define GKV_MATMUL_KERNEL(Name) GKV_QUANTIZED_MATMUL(Name)  // expands Name
 #define GKV_QUANTIZED_MATMUL(Name)                                    \
   HWY_EXPORT_T(FirstTile##Name, Kernel##Name::FirstTile);             \
   GKV_DEFINE_MATMUL(Name, [](const TilePass& pass, Panel& panel) {    \

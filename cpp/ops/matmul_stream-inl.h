@@ -1,5 +1,5 @@
-// The stream of products of few rows, and packing, of a type of quantized weights:
-// matmul_<type>.cc has it for its type. Included once per Highway target.
+// The products of few rows with a type of quantized weights, and its packing:
+// matmul_type.cc compiles them for each type. Included once per Highway target.
 
 #if defined(GEMMAKV_OPS_MATMUL_STREAM_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GEMMAKV_OPS_MATMUL_STREAM_INL_H_
@@ -23,13 +23,13 @@ HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-// With few rows the processor has little to do for a weight, so reading is what
-// counts. Groups are read from end to end, each once, as streams that the
-// processor reads ahead of by itself: those of a tile are far from each other,
-// each the next of a long stretch. (One row of Q4_0, 12288 x 1536 and
-// 1536 x 6144 from memory, two threads, GB/s where bare reading makes 49: 41, of
-// neighbouring groups 28, of two that prefetch 22.) Sums stay in registers until
-// a group is done.
+// With few rows the processor has little to do for a weight, so the time of
+// reading counts. Groups are read from end to end, each once, as streams that
+// the processor reads ahead of by itself: the streams of a tile are far from
+// each other, and each goes on for long. (One row of Q4_0, 12288 x 1536 and
+// 1536 x 6144 from memory, two threads, where bare reading makes 49 GB/s: 41
+// GB/s; with neighbouring groups 28, with two that prefetch 22.) Sums stay in
+// registers until a group is done.
 
 inline constexpr size_t kWideRows = 2;
 inline constexpr size_t kWideColumns = kSlices == 1 ? 4 : kTileColumns;
@@ -259,7 +259,8 @@ void StreamGroupsOf(const MatMulTask& task, size_t first, size_t groups,
 template <class Format>
 HWY_INLINE VI32 AddSquares(VU8 weights, VI32 sum) {
   const hn::Repartition<int16_t, DU8> d16;
-  const auto zero = hn::Set(DU8(), static_cast<uint8_t>(Format::kLevels.zero_point));
+  const auto zero =
+      hn::Set(DU8(), static_cast<uint8_t>(Format::kLevels.zero_point));
   const auto pairs = hn::BitCast(d16, hn::Sub(weights, zero));
   const auto even = hn::ShiftRight<8>(hn::ShiftLeft<8>(pairs));
   const auto odd = hn::ShiftRight<8>(pairs);
@@ -291,7 +292,9 @@ HWY_INLINE VF32 AddBlockSquares(const uint8_t* data, const float* planes,
     Unroll<kCount>([&](auto i) GKV_INLINE_ATTR {
       const VU8 quad = Format::template Quad<part * kCount + i>(data);
       squares = AddSquares<Format>(quad, squares);
-      if constexpr (Format::kLevels.has_min) weights = AddWeights(quad, weights);
+      if constexpr (Format::kLevels.has_min) {
+        weights = AddWeights(quad, weights);
+      }
     });
     const VF32 scale = hn::LoadU(df, planes + part * kRowGroup);
     const VF32 scaled = hn::Mul(hn::Mul(scale, scale),
