@@ -142,16 +142,13 @@ void JoinSpan(const SpanAddresses& addresses, const QueryTile& tile,
 
 #endif  // GKV_NATIVE_PAIRS
 
-SpanKernels SpanKernelsOf(KvDtype dtype, bool float_weights) {
+SpanKernels SpanKernelsOf(KvDtype dtype) {
   switch (dtype) {
     case KvDtype::kF32:
       return {SpanPartial<FormatF32, false, SumTokens<FormatF32>>};
     case KvDtype::kInt8:
       return {SpanPartial<FormatInt8, false, SumTokens<FormatInt8>>};
     case KvDtype::kBF16:
-      if (float_weights) {
-        return {SpanPartial<FormatBF16, false, SumTokens<FormatBF16>>};
-      }
 #if GKV_NATIVE_PAIRS
       if (UsePairs()) {
         return {SpanPartial<FormatBF16, true, SumPairs<PartialSums>>, JoinSpan};
@@ -277,8 +274,8 @@ bool SeeWholeSpan(const QueryTile& tile, size_t span) {
 void AttentionSpanPartial(const KvHeadView& kv, const QueryTile& tile,
                           size_t span, float* partial) {
   const SpanReads reads(kv, tile, span, /*fetch_next=*/false);
-  HWY_DYNAMIC_DISPATCH(SpanKernelsOf)(kv.dtype, tile.float_weights)
-      .partial(reads.addresses(), tile, reads.ranges(), partial);
+  HWY_DYNAMIC_DISPATCH(SpanKernelsOf)(kv.dtype).partial(
+      reads.addresses(), tile, reads.ranges(), partial);
 }
 
 void AttentionMerge(const float* partial, size_t head_dim, float* state) {
@@ -296,9 +293,8 @@ void AttentionFinish(const float* state, size_t head_dim, float* out) {
 
 void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
                    float* const* out) {
-  AttentionTileBy(
-      HWY_DYNAMIC_DISPATCH(SpanKernelsOf)(kv.dtype, tile.float_weights), kv,
-      tile, scratch, out);
+  AttentionTileBy(HWY_DYNAMIC_DISPATCH(SpanKernelsOf)(kv.dtype), kv, tile,
+                  scratch, out);
 }
 
 void AttentionTileBy(const SpanKernels& kernels, const KvHeadView& kv,
