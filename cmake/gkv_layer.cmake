@@ -210,7 +210,7 @@ function(gkv_python_module name)
   if(arg_UNITY)
     _gkv_unity(${name} ${arg_UNITY})
   endif()
-  target_link_libraries(${name} PRIVATE gkv_engine gkv_warnings)
+  target_link_libraries(${name} PRIVATE gkv_engine gkv_padded gkv_warnings)
   target_compile_definitions(${name} PRIVATE
     GEMMAKV_VERSION="${PROJECT_VERSION}")
   install(TARGETS ${name} COMPONENT python LIBRARY DESTINATION gemmakv)

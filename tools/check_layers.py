@@ -21,11 +21,14 @@ BELOW = {
     "io": {"base"},
     "ops": {"base"},
     "cache": {"base", "io", "ops"},
+    "padded": {"base", "io", "ops", "cache"},
     "store": {"base", "io", "ops", "cache"},
     "model": {"base", "io", "ops", "cache"},
     "engine": {"base", "io", "ops", "cache", "store", "model"},
     "api": {"base", "io", "ops", "cache", "store", "model", "engine"},
-    "bindings": {"base", "io", "ops", "cache", "store", "model", "engine"},
+    "bindings": {
+        "base", "io", "ops", "cache", "padded", "store", "model", "engine"
+    },
 }
 SUFFIXES = {".h", ".cc"}
 PUBLIC = "gemmakv"

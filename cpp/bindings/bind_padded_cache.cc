@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "bindings/bindings.h"
-#include "cache/padded/padded_cache.h"
+#include "padded/padded_cache.h"
 
 namespace gkv {
 namespace {

@@ -1,4 +1,10 @@
-// Scores and weighted sums over the stored keys and values of one span.
+// The kernel of attention, for a tile of queries and one span: SpanPartial
+// computes scores of the queries with the keys, the weights that follow from
+// them, and weighted sums of the values. Two policies say how numbers are
+// loaded:
+//   Format  makes floats of a vector of stored keys or values
+//   Rows    loads values row by row, and their weights, and adds them:
+//           TokenRows of any format, PairRows of bf16 (attention_bf16-inl.h)
 // Included once per Highway target.
 
 #if defined(GEMMAKV_OPS_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -10,8 +16,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "hwy/cache_control.h"
+#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "ops/attention.h"
 #include "ops/attention_span.h"
@@ -217,118 +225,284 @@ HWY_INLINE void Scores(const SpanAddresses& addresses, const QueryTile& tile,
                });
 }
 
-// sums[i][dims of the vectors] += weights[i][t] * values[t], tokens [begin,
-// end) in order. `at` is the first dimension. kAhead: the same values of the
-// next span are fetched.
-template <class Format, size_t kQueries, size_t kVectors, bool kAhead>
-HWY_INLINE void ValueTile(const SpanAddresses& addresses,
-                          const float (*HWY_RESTRICT weights)[kAttentionSpan],
-                          size_t begin, size_t end, size_t at,
-                          float* HWY_RESTRICT sums, size_t sums_stride) {
-  using Element = typename Format::Element;
+// `x` as bf16, ties to even; the lower 16 bits are zero. By integers: that
+// depends on no mode of the processor.
+HWY_INLINE VF32 RoundToBF16(VF32 x) {
   const DF32 d;
+  const DU32 du;
+  const auto bits = hn::BitCast(du, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto up = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd);
+  const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
+  const auto kept = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), quiet, up);
+  return hn::BitCast(d, hn::And(kept, hn::Set(du, 0xFFFF0000u)));
+}
+
+// Exp with NaN kept.
+HWY_INLINE VF32 ExpKeepNaN(VF32 x) {
+  const DF32 d;
+  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
+}
+
+// Turns the scores of one query into weights exp(score - max), zero where the
+// query does not see the token. Writes max and sum. kRounded: weights are bf16,
+// and the sum is that of what they are then.
+template <bool kRounded>
+void Softmax(const TokenRange& range, float soft_cap,
+             float* HWY_RESTRICT scores, float* max_out, float* sum_out) {
+  const DF32 d;
+  const DI32 di;
+  const size_t begin = range.begin / 16 * 16;
+  const auto lo = hn::Set(di, static_cast<int32_t>(range.begin));
+  const auto hi = hn::Set(di, static_cast<int32_t>(range.end));
+  const auto cap = hn::Set(d, soft_cap);
+  const auto sees = [&](size_t t) HWY_ATTR {
+    const auto at = hn::Iota(di, static_cast<int32_t>(t));
+    return hn::RebindMask(d, hn::And(hn::Ge(at, lo), hn::Lt(at, hi)));
+  };
+  auto max = MinusInfinity();
+  for (size_t t = begin; t < range.end; t += kLanes) {
+    auto score = hn::LoadU(d, scores + t);
+    if (soft_cap > 0) {
+      score = hn::Mul(cap, hn::Tanh(d, hn::Div(score, cap)));  // keeps NaN
+    }
+    score = hn::IfThenElse(sees(t), score, MinusInfinity());
+    hn::StoreU(score, d, scores + t);
+    max = hn::Max(max, score);
+  }
+  const float max_score = hn::ReduceMax(d, max);
+  const auto m = hn::Set(d, max_score);
+  // Sixteen partial sums by position % 16.
+  VF32 sums[kVectorsPer16];
+  for (auto& sum : sums) sum = hn::Zero(d);
+  for (size_t t = begin; t < range.end; t += 16) {
+    for (size_t v = 0; v < kVectorsPer16; ++v) {
+      const size_t at = t + v * kLanes;
+      if (at >= range.end) break;
+      const auto score = hn::LoadU(d, scores + at);
+      auto weight = ExpKeepNaN(hn::Sub(score, m));  // unseen: exp(-inf)
+      if constexpr (kRounded) weight = RoundToBF16(weight);
+      hn::StoreU(weight, d, scores + at);
+      sums[v] = hn::Add(sums[v], weight);
+    }
+  }
+  HWY_ALIGN float partials[16];
+  for (size_t v = 0; v < kVectorsPer16; ++v) {
+    hn::Store(sums[v], d, partials + v * kLanes);
+  }
+  *max_out = max_score;
+  *sum_out = JoinSums(partials);
+}
+
+// Neutral accumulators, and the weights of all queries.
+template <bool kRounded>
+void Weights(const QueryTile& tile, const TokenRange* ranges,
+             float (*scores)[kAttentionSpan], float* partial) {
+  const size_t stride = PartialFloats(tile.head_dim);
+  for (size_t i = 0; i < tile.num_queries; ++i) {
+    float* out = partial + i * stride;
+    std::memset(out, 0, tile.head_dim * sizeof(float));
+    Softmax<kRounded>(ranges[i], tile.soft_cap, scores[i], out + tile.head_dim,
+                      out + tile.head_dim + 1);
+  }
+}
+
+// The values of a format, position by position. A row is one position.
+template <class Format>
+struct TokenRows {
+  using Element = typename Format::Element;
+  using Vector = VF32;
+  static constexpr size_t kTokens = 1;  // of a row
+
+  const SpanAddresses& addresses;
+  const float (*weights)[kAttentionSpan];  // [queries]
+
+  // For queries from `query` on.
+  HWY_INLINE TokenRows From(size_t query) const {
+    return {addresses, weights + query};
+  }
+  // Fetches kDims dimensions, from `at` on, of a row of the next span.
+  template <size_t kDims>
+  HWY_INLINE void Fetch(size_t row, size_t at) const {
+    FetchLines(
+        reinterpret_cast<const Element*>(addresses.next->values[row]) + at,
+        kDims * sizeof(Element));
+  }
+  // Dimensions [at, at + kLanes) of a row.
+  HWY_INLINE VF32 Load(size_t row, size_t at) const {
+    const VF32 values = Format::Load(
+        reinterpret_cast<const Element*>(addresses.values[row]) + at);
+    if constexpr (Format::kScaled) {
+      const float scale = addresses.value_scales[row][at / kKvInt8Block];
+      return hn::Mul(values, hn::Set(DF32(), scale));
+    }
+    return values;
+  }
+  HWY_INLINE VF32 Weight(size_t query, size_t row) const {
+    return hn::Set(DF32(), weights[query][row]);
+  }
+  static HWY_INLINE VF32 Add(VF32 weight, VF32 values, VF32 sum) {
+    return hn::MulAdd(weight, values, sum);
+  }
+};
+
+// Sums of a span's values, after what is there.
+struct PartialSums {
+  static constexpr bool kOfWholeSpans = false;
+
+  float* sums;
+  size_t stride;  // of the queries
+
+  HWY_INLINE PartialSums From(size_t query) const {
+    return {sums + query * stride, stride};
+  }
+  HWY_INLINE VF32 Begin(size_t query, size_t k) const {
+    return hn::LoadU(DF32(), sums + query * stride + k);
+  }
+  HWY_INLINE void End(size_t query, size_t k, VF32 sum) const {
+    hn::StoreU(sum, DF32(), sums + query * stride + k);
+  }
+};
+
+// The values of a span that are added up, weighted, for a tile of queries.
+struct ValueTask {
+  const SpanAddresses& addresses;
+  size_t num_queries;
+  const TokenRange* ranges;
+  const float (*weights)[kAttentionSpan];  // [num_queries]
+  size_t head_dim;
+};
+
+// Adds the weighted rows [begin, end) in order to the sums of kQueries queries,
+// in the dimensions of the vectors; `at` is the first. kAhead: the same rows of
+// the next span are fetched.
+template <size_t kQueries, size_t kVectors, bool kAhead, class Rows, class Sums>
+HWY_INLINE void ValueTile(const Rows& rows, size_t begin, size_t end, size_t at,
+                          const Sums& sums) {
   VF32 acc[kQueries][kVectors];
   for (size_t i = 0; i < kQueries; ++i) {
     for (size_t v = 0; v < kVectors; ++v) {
-      acc[i][v] = hn::LoadU(d, sums + i * sums_stride + at + v * kLanes);
+      acc[i][v] = sums.Begin(i, at + v * kLanes);
     }
   }
-  for (size_t t = begin; t < end; ++t) {
-    const Element* row =
-        reinterpret_cast<const Element*>(addresses.values[t]) + at;
-    if constexpr (kAhead) {
-      FetchLines(
-          reinterpret_cast<const Element*>(addresses.next->values[t]) + at,
-          kVectors * kLanes * sizeof(Element));
-    }
-    VF32 value[kVectors];
+  for (size_t row = begin; row < end; ++row) {
+    if constexpr (kAhead) rows.template Fetch<kVectors * kLanes>(row, at);
+    typename Rows::Vector values[kVectors];
     for (size_t v = 0; v < kVectors; ++v) {
-      value[v] = Format::Load(row + v * kLanes);
-      if constexpr (Format::kScaled) {
-        const size_t block = (at + v * kLanes) / kKvInt8Block;
-        value[v] =
-            hn::Mul(value[v], hn::Set(d, addresses.value_scales[t][block]));
-      }
+      values[v] = rows.Load(row, at + v * kLanes);
     }
     for (size_t i = 0; i < kQueries; ++i) {
-      const VF32 weight = hn::Set(d, weights[i][t]);
+      const auto weight = rows.Weight(i, row);
       for (size_t v = 0; v < kVectors; ++v) {
-        acc[i][v] = hn::MulAdd(weight, value[v], acc[i][v]);
+        acc[i][v] = Rows::Add(weight, values[v], acc[i][v]);
       }
     }
   }
   for (size_t i = 0; i < kQueries; ++i) {
     for (size_t v = 0; v < kVectors; ++v) {
-      hn::StoreU(acc[i][v], d, sums + i * sums_stride + at + v * kLanes);
+      sums.End(i, at + v * kLanes, acc[i][v]);
     }
   }
 }
 
-template <class Format, size_t kQueries, bool kAhead = false>
-HWY_INLINE void AddValues(const SpanAddresses& addresses,
-                          const float (*weights)[kAttentionSpan], size_t begin,
-                          size_t end, size_t head_dim, float* sums,
-                          size_t sums_stride) {
-  constexpr size_t kFit = kMaxAccumulators / kQueries;
-  constexpr size_t kVectors = kFit < 1 ? 1 : (kFit > 8 ? 8 : kFit);
+template <size_t kQueries, bool kAhead = false, class Rows, class Sums>
+HWY_INLINE void AddValues(const Rows& rows, size_t begin, size_t end,
+                          size_t head_dim, const Sums& sums) {
+  constexpr size_t kVectors = HWY_MIN(kMaxAccumulators / kQueries, size_t{8});
   constexpr size_t kStep = kVectors * kLanes;
   if (begin >= end) return;
   size_t at = 0;
   for (; at + kStep <= head_dim; at += kStep) {
-    ValueTile<Format, kQueries, kVectors, kAhead>(addresses, weights, begin,
-                                                  end, at, sums, sums_stride);
+    ValueTile<kQueries, kVectors, kAhead>(rows, begin, end, at, sums);
   }
   for (; at < head_dim; at += kLanes) {
-    ValueTile<Format, kQueries, 1, kAhead>(addresses, weights, begin, end, at,
-                                           sums, sums_stride);
+    ValueTile<kQueries, 1, kAhead>(rows, begin, end, at, sums);
   }
 }
 
-// Adds the values of every query in the chunk. Tokens that all queries see are
+// Adds the values of every query in the chunk. Rows that all queries see are
 // read once for all; those at the ends, which only some see, are added query by
 // query, so that a token never enters the sum of a query that does not see it
 // (a weight of zero would let a NaN through).
-template <class Format, size_t kQueries, bool kAhead>
-HWY_INLINE void ValuesOfChunk(const SpanAddresses& addresses,
-                              const TokenRange* ranges,
-                              const float (*weights)[kAttentionSpan],
-                              size_t head_dim, float* sums,
-                              size_t sums_stride) {
-  size_t begin = 0, end = kAttentionSpan;  // what all see
+template <size_t kQueries, bool kAhead, class Rows>
+HWY_INLINE void ValuesOfChunk(const Rows& rows, const TokenRange* ranges,
+                              size_t head_dim, const PartialSums& sums) {
+  constexpr size_t kTokens = Rows::kTokens;
+  // The rows that a query sees whole.
+  const auto first = [&](size_t i) {
+    return (ranges[i].begin + kTokens - 1) / kTokens;
+  };
+  const auto last = [&](size_t i) { return ranges[i].end / kTokens; };
+  size_t begin = 0, end = kAttentionSpan / kTokens;  // what all see
   for (size_t i = 0; i < kQueries; ++i) {
-    begin = HWY_MAX(begin, ranges[i].begin);
-    end = HWY_MIN(end, ranges[i].end);
+    begin = HWY_MAX(begin, first(i));
+    end = HWY_MIN(end, last(i));
   }
-  if (begin >= end) begin = end = 0;
+  const bool common = begin < end;
   for (size_t i = 0; i < kQueries; ++i) {
-    const size_t head_end =
-        begin == end ? ranges[i].end : HWY_MAX(begin, ranges[i].begin);
-    AddValues<Format, 1>(addresses, weights + i, ranges[i].begin, head_end,
-                         head_dim, sums + i * sums_stride, sums_stride);
+    if (ranges[i].begin == ranges[i].end) continue;
+    if constexpr (kTokens == 2) {
+      if (ranges[i].begin % 2 == 1) {
+        rows.AddHalf(i, ranges[i].begin, head_dim, sums.From(i));
+      }
+    }
+    AddValues<1>(rows.From(i), first(i), common ? begin : last(i), head_dim,
+                 sums.From(i));
   }
-  if (begin == end) return;
-  AddValues<Format, kQueries, kAhead>(addresses, weights, begin, end, head_dim,
-                                      sums, sums_stride);
+  if (common) {
+    AddValues<kQueries, kAhead>(rows, begin, end, head_dim, sums);
+  }
   for (size_t i = 0; i < kQueries; ++i) {
-    AddValues<Format, 1>(addresses, weights + i, end, ranges[i].end, head_dim,
-                         sums + i * sums_stride, sums_stride);
+    if (ranges[i].begin == ranges[i].end) continue;
+    if (common) {
+      AddValues<1>(rows.From(i), end, last(i), head_dim, sums.From(i));
+    }
+    if constexpr (kTokens == 2) {
+      if (ranges[i].end % 2 == 1) {
+        rows.AddHalf(i, ranges[i].end - 1, head_dim, sums.From(i));
+      }
+    }
   }
 }
 
-template <class Format>
-HWY_INLINE void Values(const SpanAddresses& addresses, size_t num_queries,
-                       const TokenRange* ranges,
-                       const float (*weights)[kAttentionSpan], size_t head_dim,
-                       float* sums, size_t sums_stride) {
+// Adds all values of the task, of which these are the rows.
+template <class Rows, class Sums>
+HWY_INLINE void SumRows(const Rows& rows, const ValueTask& task,
+                        const Sums& sums) {
   // Values are too many for the nearest cache: the fewer passes over them, the
   // better.
   ForChunks<kMaxAccumulators / 2>(
-      num_queries, addresses.next != nullptr,
+      task.num_queries, task.addresses.next != nullptr,
       [&]<size_t kQueries, bool kAhead>(size_t i) GKV_INLINE_ATTR {
-        ValuesOfChunk<Format, kQueries, kAhead>(
-            addresses, ranges + i, weights + i, head_dim,
-            sums + i * sums_stride, sums_stride);
+        if constexpr (Sums::kOfWholeSpans) {
+          AddValues<kQueries, kAhead>(rows.From(i), 0,
+                                      kAttentionSpan / Rows::kTokens,
+                                      task.head_dim, sums.From(i));
+        } else {
+          ValuesOfChunk<kQueries, kAhead>(rows.From(i), task.ranges + i,
+                                          task.head_dim, sums.From(i));
+        }
       });
+}
+
+// Adds the values position by position, with weights as they are.
+template <class Format>
+HWY_INLINE void SumTokens(const ValueTask& task, const PartialSums& sums) {
+  SumRows(TokenRows<Format>{task.addresses, task.weights}, task, sums);
+}
+
+// Writes the partial of one span for each query of the tile: a SpanKernel.
+// kSumValues adds the values.
+template <class Format, bool kRounded,
+          void (*kSumValues)(const ValueTask&, const PartialSums&)>
+void SpanPartial(const SpanAddresses& addresses, const QueryTile& tile,
+                 const TokenRange* ranges, float* partial) {
+  HWY_ALIGN float scores[kMaxTileQueries][kAttentionSpan];
+  Scores<Format>(addresses, tile, addresses.group_begin, addresses.group_end,
+                 scores);
+  Weights<kRounded>(tile, ranges, scores, partial);
+  kSumValues({addresses, tile.num_queries, ranges, scores, tile.head_dim},
+             {partial, PartialFloats(tile.head_dim)});
 }
 
 }  // namespace HWY_NAMESPACE

@@ -15,7 +15,6 @@
 #define HWY_TARGET_INCLUDE "ops/attention.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 
-#include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 #include "ops/attention-inl.h"
 #include "ops/attention_bf16-inl.h"
@@ -25,86 +24,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
-
-// Exp with NaN kept.
-HWY_INLINE VF32 ExpKeepNaN(VF32 x) {
-  const DF32 d;
-  return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));
-}
-
-// Turns the scores of one query into weights exp(score - max), zero where the
-// query does not see the token. Writes max and sum. kRounded: weights are bf16,
-// and the sum is that of what they are then.
-template <bool kRounded>
-void Softmax(const TokenRange& range, float soft_cap,
-             float* HWY_RESTRICT scores, float* max_out, float* sum_out) {
-  const DF32 d;
-  const DI32 di;
-  const size_t begin = range.begin / 16 * 16;
-  const auto lo = hn::Set(di, static_cast<int32_t>(range.begin));
-  const auto hi = hn::Set(di, static_cast<int32_t>(range.end));
-  const auto cap = hn::Set(d, soft_cap);
-  const auto sees = [&](size_t t) HWY_ATTR {
-    const auto at = hn::Iota(di, static_cast<int32_t>(t));
-    return hn::RebindMask(d, hn::And(hn::Ge(at, lo), hn::Lt(at, hi)));
-  };
-  auto max = MinusInfinity();
-  for (size_t t = begin; t < range.end; t += kLanes) {
-    auto score = hn::LoadU(d, scores + t);
-    if (soft_cap > 0) {
-      score = hn::Mul(cap, hn::Tanh(d, hn::Div(score, cap)));  // keeps NaN
-    }
-    score = hn::IfThenElse(sees(t), score, MinusInfinity());
-    hn::StoreU(score, d, scores + t);
-    max = hn::Max(max, score);
-  }
-  const float max_score = hn::ReduceMax(d, max);
-  const auto m = hn::Set(d, max_score);
-  // Sixteen partial sums by position % 16.
-  VF32 sums[kVectorsPer16];
-  for (auto& sum : sums) sum = hn::Zero(d);
-  for (size_t t = begin; t < range.end; t += 16) {
-    for (size_t v = 0; v < kVectorsPer16; ++v) {
-      const size_t at = t + v * kLanes;
-      if (at >= range.end) break;
-      const auto score = hn::LoadU(d, scores + at);
-      auto weight = ExpKeepNaN(hn::Sub(score, m));  // unseen: exp(-inf)
-      if constexpr (kRounded) weight = RoundToBF16(weight);
-      hn::StoreU(weight, d, scores + at);
-      sums[v] = hn::Add(sums[v], weight);
-    }
-  }
-  HWY_ALIGN float partials[16];
-  for (size_t v = 0; v < kVectorsPer16; ++v) {
-    hn::Store(sums[v], d, partials + v * kLanes);
-  }
-  *max_out = max_score;
-  *sum_out = JoinSums(partials);
-}
-
-// Neutral accumulators, and the weights of all queries.
-template <bool kRounded>
-void Weights(const QueryTile& tile, const TokenRange* ranges,
-             float (*scores)[kAttentionSpan], float* partial) {
-  const size_t stride = PartialFloats(tile.head_dim);
-  for (size_t i = 0; i < tile.num_queries; ++i) {
-    float* out = partial + i * stride;
-    std::memset(out, 0, tile.head_dim * sizeof(float));
-    Softmax<kRounded>(ranges[i], tile.soft_cap, scores[i], out + tile.head_dim,
-                      out + tile.head_dim + 1);
-  }
-}
-
-template <class Format>
-void SpanPartial(const SpanAddresses& addresses, const QueryTile& tile,
-                 const TokenRange* ranges, float* partial) {
-  HWY_ALIGN float scores[kMaxTileQueries][kAttentionSpan];
-  Scores<Format>(addresses, tile, addresses.group_begin, addresses.group_end,
-                 scores);
-  Weights<false>(tile, ranges, scores, partial);
-  Values<Format>(addresses, tile.num_queries, ranges, scores, tile.head_dim,
-                 partial, PartialFloats(tile.head_dim));
-}
 
 #if GKV_NATIVE_PAIRS
 
@@ -135,11 +54,9 @@ bool TryPairs() {
       native[i] = expected[i] = hwy::BitCastScalar<float>(next());
     }
     const TokenRange range = {0, 2};
-    PairValues(addresses, 1, &range, weights, kLanes, native, 0);
-    {
-      const ScopedFlushToZero flush;
-      RoundedValues(addresses, 1, &range, weights, kLanes, expected, 0);
-    }
+    const ValueTask task = {addresses, 1, &range, weights, kLanes};
+    SumPairs<PartialSums>(task, {native, 0});
+    SumRounded(task, {expected, 0});
     if (std::memcmp(native, expected, sizeof(native)) != 0) return false;
   }
   return true;
@@ -151,39 +68,6 @@ bool UsePairs() {
 }
 
 #endif  // GKV_NATIVE_PAIRS
-
-void RoundedSpanPartial(const SpanAddresses& addresses, const QueryTile& tile,
-                        const TokenRange* ranges, float* partial) {
-  HWY_ALIGN float scores[kMaxTileQueries][kAttentionSpan];
-  Scores<FormatBF16>(addresses, tile, addresses.group_begin,
-                     addresses.group_end, scores);
-  Weights<true>(tile, ranges, scores, partial);
-  const size_t stride = PartialFloats(tile.head_dim);
-#if GKV_NATIVE_PAIRS
-  if (UsePairs()) {
-    return PairValues(addresses, tile.num_queries, ranges, scores,
-                      tile.head_dim, partial, stride);
-  }
-#endif
-  const ScopedFlushToZero flush;
-  RoundedValues(addresses, tile.num_queries, ranges, scores, tile.head_dim,
-                partial, stride);
-}
-
-void SpanPartialImpl(KvDtype dtype, const SpanAddresses& addresses,
-                     const QueryTile& tile, const TokenRange* ranges,
-                     float* partial) {
-  switch (dtype) {
-    case KvDtype::kF32:
-      return SpanPartial<FormatF32>(addresses, tile, ranges, partial);
-    case KvDtype::kBF16:
-      return tile.float_weights
-                 ? SpanPartial<FormatBF16>(addresses, tile, ranges, partial)
-                 : RoundedSpanPartial(addresses, tile, ranges, partial);
-    case KvDtype::kInt8:
-      return SpanPartial<FormatInt8>(addresses, tile, ranges, partial);
-  }
-}
 
 // The maximum of both, that of the state where they are equal or one is NaN.
 HWY_INLINE VF32 JoinedMax(VF32 state, VF32 partial) {
@@ -220,18 +104,11 @@ void MergeImpl(const float* partial, size_t head_dim, float* state) {
       JoinedSum(state[head_dim + 1], a, partial[head_dim + 1], b);
 }
 
-// A whole span, which all queries see, and its merge with their states, none of
-// which is neutral: the same bits without a partial in between. False, with
-// nothing done, but for bf16 values whose weights are rounded, queries in
-// fours, and a processor with the instruction.
-bool JoinSpanImpl([[maybe_unused]] KvDtype dtype,
-                  [[maybe_unused]] const SpanAddresses& addresses,
-                  [[maybe_unused]] const QueryTile& tile,
-                  [[maybe_unused]] float* states) {
 #if GKV_NATIVE_PAIRS
-  if (dtype != KvDtype::kBF16 || tile.float_weights || !UsePairs()) {
-    return false;
-  }
+
+// SpanKernels::join where SumPairs adds the values.
+void JoinSpan(const SpanAddresses& addresses, const QueryTile& tile,
+              const TokenRange* ranges, float* states) {
   HWY_ALIGN float scores[kMaxTileQueries][kAttentionSpan];
   Scores<FormatBF16>(addresses, tile, 0, kSpanGroups, scores);
   const DF32 d;
@@ -242,8 +119,7 @@ bool JoinSpanImpl([[maybe_unused]] KvDtype dtype,
   float sums[kMaxTileQueries];
   for (size_t i = 0; i < tile.num_queries; ++i) {
     maxes[0][i] = states[i * stride + head_dim];
-    Softmax<true>({0, kAttentionSpan}, tile.soft_cap, scores[i], &maxes[1][i],
-                  &sums[i]);
+    Softmax<true>(ranges[i], tile.soft_cap, scores[i], &maxes[1][i], &sums[i]);
   }
   static_assert(kMaxTileQueries % kLanes == 0);
   HWY_ALIGN float kept[kMaxTileQueries], added[kMaxTileQueries];
@@ -260,12 +136,27 @@ bool JoinSpanImpl([[maybe_unused]] KvDtype dtype,
     state[0] = maxes[0][i];
     state[1] = JoinedSum(state[1], kept[i], sums[i], added[i]);
   }
-  JoinPairValues(addresses, tile.num_queries, scores, head_dim,
-                 {states, stride, kept, added});
-  return true;
-#else
-  return false;
+  SumPairs<JoinedSums>({addresses, tile.num_queries, ranges, scores, head_dim},
+                       {states, stride, kept, added});
+}
+
+#endif  // GKV_NATIVE_PAIRS
+
+SpanKernels SpanKernelsOf(KvDtype dtype) {
+  switch (dtype) {
+    case KvDtype::kF32:
+      return {SpanPartial<FormatF32, false, SumTokens<FormatF32>>};
+    case KvDtype::kInt8:
+      return {SpanPartial<FormatInt8, false, SumTokens<FormatInt8>>};
+    case KvDtype::kBF16:
+#if GKV_NATIVE_PAIRS
+      if (UsePairs()) {
+        return {SpanPartial<FormatBF16, true, SumPairs<PartialSums>>, JoinSpan};
+      }
 #endif
+      break;
+  }
+  return {SpanPartial<FormatBF16, true, SumRounded>};
 }
 
 void FinishImpl(const float* state, size_t head_dim, float* out) {
@@ -284,8 +175,7 @@ HWY_AFTER_NAMESPACE();
 
 namespace gkv {
 
-HWY_EXPORT(SpanPartialImpl);
-HWY_EXPORT(JoinSpanImpl);
+HWY_EXPORT(SpanKernelsOf);
 HWY_EXPORT(MergeImpl);
 HWY_EXPORT(FinishImpl);
 
@@ -384,8 +274,8 @@ bool SeeWholeSpan(const QueryTile& tile, size_t span) {
 void AttentionSpanPartial(const KvHeadView& kv, const QueryTile& tile,
                           size_t span, float* partial) {
   const SpanReads reads(kv, tile, span, /*fetch_next=*/false);
-  HWY_DYNAMIC_DISPATCH(SpanPartialImpl)
-  (kv.dtype, reads.addresses(), tile, reads.ranges(), partial);
+  HWY_DYNAMIC_DISPATCH(SpanKernelsOf)(kv.dtype).partial(
+      reads.addresses(), tile, reads.ranges(), partial);
 }
 
 void AttentionMerge(const float* partial, size_t head_dim, float* state) {
@@ -403,6 +293,12 @@ void AttentionFinish(const float* state, size_t head_dim, float* out) {
 
 void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
                    float* const* out) {
+  AttentionTileBy(HWY_DYNAMIC_DISPATCH(SpanKernelsOf)(kv.dtype), kv, tile,
+                  scratch, out);
+}
+
+void AttentionTileBy(const SpanKernels& kernels, const KvHeadView& kv,
+                     const QueryTile& tile, float* scratch, float* const* out) {
   const size_t stride = PartialFloats(tile.head_dim);
   float* const states = scratch;                              // [num_queries]
   float* const partial = states + tile.num_queries * stride;  // of one tile
@@ -417,8 +313,8 @@ void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
   for (size_t i = 0; i < tile.num_queries; i += kMaxTileQueries) {
     const size_t count = std::min(kMaxTileQueries, tile.num_queries - i);
     Part& part = parts[num_parts++];
-    part.tile = {tile.q + i,    tile.begin + i, tile.end + i,      count,
-                 tile.head_dim, tile.soft_cap,  tile.float_weights};
+    part.tile = {tile.q + i, tile.begin + i, tile.end + i,
+                 count,      tile.head_dim,  tile.soft_cap};
     part.begin = *std::min_element(part.tile.begin, part.tile.begin + count) /
                  kAttentionSpan;
     part.end = CeilDiv(*std::max_element(part.tile.end, part.tile.end + count),
@@ -437,15 +333,13 @@ void AttentionTile(const KvHeadView& kv, const QueryTile& tile, float* scratch,
       if (span < part.begin || span >= part.end) continue;
       const SpanReads reads(kv, part.tile, span,
                             std::exchange(fetch_next, false));
-      if (SeeWholeSpan(part.tile, span) &&
-          HWY_DYNAMIC_DISPATCH(JoinSpanImpl)(kv.dtype, reads.addresses(),
-                                             part.tile, part.state)) {
+      if (kernels.join != nullptr && SeeWholeSpan(part.tile, span)) {
+        kernels.join(reads.addresses(), part.tile, reads.ranges(), part.state);
         continue;
       }
       const bool first = span == part.begin;
-      HWY_DYNAMIC_DISPATCH(SpanPartialImpl)
-      (kv.dtype, reads.addresses(), part.tile, reads.ranges(),
-       first ? part.state : partial);
+      kernels.partial(reads.addresses(), part.tile, reads.ranges(),
+                      first ? part.state : partial);
       if (first) continue;
       for (size_t i = 0; i < part.tile.num_queries; ++i) {
         AttentionMerge(partial + i * stride, tile.head_dim,

@@ -53,8 +53,6 @@ struct QueryTile {
   size_t num_queries;     // 1..kMaxTileQueries, or where it says so more
   size_t head_dim;        // multiple of 32, at most kMaxHeadDim
   float soft_cap;         // 0: none; else scores become cap * tanh(s / cap)
-  // Weights of bf16 values stay float32: for callers who compare with that.
-  bool float_weights = false;
 };
 
 // Floats that one query's partial result takes: head_dim accumulators, then

@@ -3,8 +3,8 @@
 // Weights are rounded to bf16, too, so that processors that have an instruction
 // for it take two positions at once:
 //   sum = fma(weight, value, sum) of the first, then of the second,
-// where numbers too small to be normal count as zero, before and behind each.
-// That is what Values makes of such weights on a thread that counts so.
+// where numbers too small to be normal count as zero, before and after each.
+// That is what SumTokens makes of such weights on a thread that counts so.
 
 #if defined(GEMMAKV_OPS_ATTENTION_BF16_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef GEMMAKV_OPS_ATTENTION_BF16_INL_H_
@@ -27,19 +27,6 @@ HWY_BEFORE_NAMESPACE();
 namespace gkv {
 namespace HWY_NAMESPACE {
 
-// `x` as bf16, ties to even; the lower 16 bits are zero. By integers: that
-// depends on no mode of the processor.
-HWY_INLINE VF32 RoundToBF16(VF32 x) {
-  const DF32 d;
-  const DU32 du;
-  const auto bits = hn::BitCast(du, x);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-  const auto up = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd);
-  const auto quiet = hn::Or(bits, hn::Set(du, 0x00400000u));
-  const auto kept = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), quiet, up);
-  return hn::BitCast(d, hn::And(kept, hn::Set(du, 0xFFFF0000u)));
-}
-
 // Numbers too small to be normal count as zero on this thread, as long as one
 // of these lives. What is computed meanwhile must be in functions that are not
 // inlined.
@@ -60,23 +47,24 @@ class ScopedFlushToZero {
 #endif
 };
 
-// Values of bf16 weights. An odd position at the end has a partner of weight
-// and value zero, which makes a negative zero positive.
-HWY_NOINLINE void RoundedValues(const SpanAddresses& addresses,
-                                size_t num_queries, const TokenRange* ranges,
-                                const float (*weights)[kAttentionSpan],
-                                size_t head_dim, float* sums,
-                                size_t sums_stride) {
-  Values<FormatBF16>(addresses, num_queries, ranges, weights, head_dim, sums,
-                     sums_stride);
+// SumRounded on a thread that counts small numbers as zero. An odd position at
+// the end has a partner of weight and value zero, which makes a negative zero
+// positive.
+HWY_NOINLINE void SumFlushed(const ValueTask& task, const PartialSums& sums) {
+  SumTokens<FormatBF16>(task, sums);
   const DF32 d;
-  for (size_t i = 0; i < num_queries; ++i) {
-    if (ranges[i].end % 2 == 0) continue;
-    float* sum = sums + i * sums_stride;
-    for (size_t k = 0; k < head_dim; k += kLanes) {
-      hn::StoreU(hn::Add(hn::LoadU(d, sum + k), hn::Zero(d)), d, sum + k);
+  for (size_t i = 0; i < task.num_queries; ++i) {
+    if (task.ranges[i].end % 2 == 0) continue;
+    for (size_t k = 0; k < task.head_dim; k += kLanes) {
+      sums.End(i, k, hn::Add(sums.Begin(i, k), hn::Zero(d)));
     }
   }
+}
+
+// SumTokens of weights that are bf16.
+HWY_NOINLINE void SumRounded(const ValueTask& task, const PartialSums& sums) {
+  const ScopedFlushToZero flush;
+  SumFlushed(task, sums);
 }
 
 #undef GKV_NATIVE_PAIRS  // by an earlier target
@@ -103,12 +91,6 @@ HWY_INLINE Pair LoadPair(const uint16_t* first, const uint16_t* second) {
   return hn::TableLookupLanes(rows, hn::SetTableIndices(d, kOrder));
 }
 
-HWY_INLINE VF32 AddPair(uint32_t weights, Pair values, VF32 sum) {
-  const auto both = hn::BitCast(DU16(), hn::Set(DU32(), weights));
-  return VF32{_mm512_dpbf16_ps(sum.raw, reinterpret_cast<__m512bh>(both.raw),
-                               reinterpret_cast<__m512bh>(values.raw))};
-}
-
 // The bf16 weights of `count` tokens in pairs; `count` is a multiple of 32.
 HWY_INLINE void PackWeights(const float* weights, size_t count, uint32_t* out) {
   const DU32 d;
@@ -120,26 +102,72 @@ HWY_INLINE void PackWeights(const float* weights, size_t count, uint32_t* out) {
   }
 }
 
-// Sums of a span's values: behind what is there.
-struct PartialSums {
-  float* sums;
-  size_t stride;  // of the queries
+// The values of bf16 in pairs. A row is two positions, the first of which is
+// even.
+struct PairRows {
+  using Vector = Pair;
+  static constexpr size_t kTokens = 2;  // of a row
+  static constexpr size_t kPairs = kAttentionSpan / kTokens;
 
-  HWY_INLINE VF32 Begin(size_t query, size_t k) const {
-    return hn::LoadU(DF32(), sums + query * stride + k);
+  const uint8_t* const* tokens;
+  const uint8_t* const* next;  // those of the next span, or null
+  const uint32_t* weights;     // [queries, kPairs], packed
+
+  HWY_INLINE PairRows From(size_t query) const {
+    return {tokens, next, weights + query * kPairs};
   }
-  HWY_INLINE void End(size_t query, size_t k, VF32 sum) const {
-    hn::StoreU(sum, DF32(), sums + query * stride + k);
+  template <size_t kDims>
+  HWY_INLINE void Fetch(size_t row, size_t at) const {
+    for (size_t i = 0; i < kTokens; ++i) {
+      FetchLines(next[kTokens * row + i] + at * sizeof(uint16_t),
+                 kDims * sizeof(uint16_t));
+    }
+  }
+  HWY_INLINE Pair Load(size_t row, size_t at) const {
+    const uint8_t* const* both = tokens + kTokens * row;
+    return LoadPair(reinterpret_cast<const uint16_t*>(both[0]) + at,
+                    reinterpret_cast<const uint16_t*>(both[1]) + at);
+  }
+  HWY_INLINE Pair Weight(size_t query, size_t row) const {
+    return hn::BitCast(DU16(), hn::Set(DU32(), weights[query * kPairs + row]));
+  }
+  static HWY_INLINE VF32 Add(Pair weights, Pair values, VF32 sum) {
+    return VF32{
+        _mm512_dpbf16_ps(sum.raw, reinterpret_cast<__m512bh>(weights.raw),
+                         reinterpret_cast<__m512bh>(values.raw))};
+  }
+  // Adds the only token of a pair that a query sees.
+  HWY_INLINE void AddHalf(size_t query, size_t token, size_t head_dim,
+                          const PartialSums& sums) const {
+    const auto* unseen = reinterpret_cast<const uint8_t*>(kUnseen);
+    const uint8_t* both[kTokens] = {unseen, unseen};
+    both[token % kTokens] = tokens[token];
+    const uint32_t weight = weights[query * kPairs + token / kTokens] &
+                            (token % kTokens == 0 ? 0xFFFF0000u : 0xFFFFu);
+    AddValues<1>(PairRows{both, nullptr, &weight}, 0, 1, head_dim, sums);
   }
 };
 
-// The same, from zero, joined with the sums of earlier spans as Merge does it.
+// `weights` are packed.
+HWY_INLINE PairRows PairsOf(const SpanAddresses& addresses,
+                            const uint32_t* weights) {
+  const SpanAddresses* next = addresses.next;
+  return {addresses.values, next == nullptr ? nullptr : next->values, weights};
+}
+
+// Sums of a whole span's values, joined with those of earlier spans as
+// MergeImpl does it, but without a partial in between.
 struct JoinedSums {
+  static constexpr bool kOfWholeSpans = true;
+
   float* states;
   size_t stride;
   const float* kept;   // of each query, the factor of what is there
   const float* added;  // and of what comes to it
 
+  HWY_INLINE JoinedSums From(size_t query) const {
+    return {states + query * stride, stride, kept + query, added + query};
+  }
   HWY_INLINE VF32 Begin(size_t /*query*/, size_t /*k*/) const {
     return hn::Zero(DF32());
   }
@@ -151,168 +179,19 @@ struct JoinedSums {
   }
 };
 
-// Sums of the dims of the vectors: weights[i][p] * the values of pair p, pairs
-// [begin, end) in order. `rows` are those of all tokens, `at` the first
-// dimension. kAhead: the same dimensions of the rows of `next` are fetched.
-template <size_t kQueries, size_t kVectors, bool kAhead, class Sums>
-HWY_INLINE void PairTile(const uint8_t* const* rows, const uint8_t* const* next,
-                         const uint32_t* const* weights, size_t begin,
-                         size_t end, size_t at, const Sums& sums) {
-  VF32 acc[kQueries][kVectors];
-  for (size_t i = 0; i < kQueries; ++i) {
-    for (size_t v = 0; v < kVectors; ++v) {
-      acc[i][v] = sums.Begin(i, at + v * kLanes);
+// SumRounded by the instruction, which counts small numbers as zero by itself.
+template <class Sums>
+HWY_NOINLINE void SumPairs(const ValueTask& task, const Sums& sums) {
+  HWY_ALIGN uint32_t packed[kMaxTileQueries * PairRows::kPairs];
+  for (size_t i = 0; i < task.num_queries; ++i) {
+    const TokenRange& range = task.ranges[i];
+    const size_t begin = range.begin / 32 * 32;
+    if (begin < range.end) {
+      PackWeights(task.weights[i] + begin, RoundUp(range.end - begin, 32),
+                  packed + i * PairRows::kPairs + begin / 2);
     }
   }
-  for (size_t p = begin; p < end; ++p) {
-    const auto* first = reinterpret_cast<const uint16_t*>(rows[2 * p]) + at;
-    const auto* second =
-        reinterpret_cast<const uint16_t*>(rows[2 * p + 1]) + at;
-    if constexpr (kAhead) {
-      constexpr size_t kBytes = kVectors * kLanes * sizeof(uint16_t);
-      FetchLines(next[2 * p] + at * sizeof(uint16_t), kBytes);
-      FetchLines(next[2 * p + 1] + at * sizeof(uint16_t), kBytes);
-    }
-    Pair values[kVectors];
-    for (size_t v = 0; v < kVectors; ++v) {
-      values[v] = LoadPair(first + v * kLanes, second + v * kLanes);
-    }
-    for (size_t i = 0; i < kQueries; ++i) {
-      for (size_t v = 0; v < kVectors; ++v) {
-        acc[i][v] = AddPair(weights[i][p], values[v], acc[i][v]);
-      }
-    }
-  }
-  for (size_t i = 0; i < kQueries; ++i) {
-    for (size_t v = 0; v < kVectors; ++v) {
-      sums.End(i, at + v * kLanes, acc[i][v]);
-    }
-  }
-}
-
-template <size_t kQueries, bool kAhead = false, class Sums>
-HWY_INLINE void AddPairs(const uint8_t* const* rows, const uint8_t* const* next,
-                         const uint32_t* const* weights, size_t begin,
-                         size_t end, size_t head_dim, const Sums& sums) {
-  constexpr size_t kVectors = HWY_MIN(kMaxAccumulators / kQueries, size_t{8});
-  constexpr size_t kStep = kVectors * kLanes;
-  if (begin >= end) return;
-  size_t at = 0;
-  for (; at + kStep <= head_dim; at += kStep) {
-    PairTile<kQueries, kVectors, kAhead>(rows, next, weights, begin, end, at,
-                                         sums);
-  }
-  for (; at < head_dim; at += kLanes) {
-    PairTile<kQueries, 1, kAhead>(rows, next, weights, begin, end, at, sums);
-  }
-}
-
-// Of a pair of which a query sees only `token`. `weight` is the token's.
-HWY_INLINE void AddHalfPair(const SpanAddresses& addresses, size_t token,
-                            float weight, size_t head_dim, float* sum) {
-  const auto* unseen = reinterpret_cast<const uint8_t*>(kUnseen);
-  const uint32_t bits = hwy::BitCastScalar<uint32_t>(weight);
-  const uint32_t packed = token % 2 == 0 ? bits : bits >> 16;
-  const uint8_t* rows[2] = {unseen, unseen};
-  rows[token % 2] = addresses.values[token];
-  const uint32_t* weights = &packed;
-  AddPairs<1>(rows, nullptr, &weights, 0, 1, head_dim, PartialSums{sum, 0});
-}
-
-// Adds the values of every query in the chunk. Pairs that all queries see are
-// read once for all, and with kAhead those of the next span are fetched
-// meanwhile; those at the ends are added query by query.
-template <size_t kQueries, bool kAhead>
-HWY_INLINE void PairsOfChunk(const SpanAddresses& addresses,
-                             const TokenRange* ranges,
-                             const float (*weights)[kAttentionSpan],
-                             const uint32_t* const* packed, size_t head_dim,
-                             float* sums, size_t sums_stride) {
-  const auto first = [&](size_t i) { return (ranges[i].begin + 1) / 2; };
-  const auto last = [&](size_t i) { return ranges[i].end / 2; };
-  size_t begin = 0, end = kAttentionSpan / 2;  // what all see
-  for (size_t i = 0; i < kQueries; ++i) {
-    begin = HWY_MAX(begin, first(i));
-    end = HWY_MIN(end, last(i));
-  }
-  const bool common = begin < end;
-  for (size_t i = 0; i < kQueries; ++i) {
-    if (ranges[i].begin == ranges[i].end) continue;
-    float* sum = sums + i * sums_stride;
-    if (ranges[i].begin % 2 == 1) {
-      AddHalfPair(addresses, ranges[i].begin, weights[i][ranges[i].begin],
-                  head_dim, sum);
-    }
-    AddPairs<1>(addresses.values, nullptr, packed + i, first(i),
-                common ? begin : last(i), head_dim, PartialSums{sum, 0});
-  }
-  if (common) {
-    AddPairs<kQueries, kAhead>(
-        addresses.values, kAhead ? addresses.next->values : nullptr, packed,
-        begin, end, head_dim, PartialSums{sums, sums_stride});
-  }
-  for (size_t i = 0; i < kQueries; ++i) {
-    if (ranges[i].begin == ranges[i].end) continue;
-    float* sum = sums + i * sums_stride;
-    if (common) {
-      AddPairs<1>(addresses.values, nullptr, packed + i, end, last(i), head_dim,
-                  PartialSums{sum, 0});
-    }
-    if (ranges[i].end % 2 == 1) {
-      AddHalfPair(addresses, ranges[i].end - 1, weights[i][ranges[i].end - 1],
-                  head_dim, sum);
-    }
-  }
-}
-
-// RoundedValues by the instruction, which counts small numbers as zero by
-// itself.
-HWY_NOINLINE void PairValues(const SpanAddresses& addresses, size_t num_queries,
-                             const TokenRange* ranges,
-                             const float (*weights)[kAttentionSpan],
-                             size_t head_dim, float* sums, size_t sums_stride) {
-  HWY_ALIGN uint32_t packed[kMaxTileQueries][kAttentionSpan / 2];
-  const uint32_t* rows[kMaxTileQueries];
-  for (size_t i = 0; i < num_queries; ++i) {
-    const size_t begin = ranges[i].begin / 32 * 32;
-    if (begin < ranges[i].end) {
-      PackWeights(weights[i] + begin, RoundUp(ranges[i].end - begin, 32),
-                  packed[i] + begin / 2);
-    }
-    rows[i] = packed[i];
-  }
-  ForChunks<kMaxAccumulators / 2>(
-      num_queries, addresses.next != nullptr,
-      [&]<size_t kQueries, bool kAhead>(size_t i) GKV_INLINE_ATTR {
-        PairsOfChunk<kQueries, kAhead>(addresses, ranges + i, weights + i,
-                                       rows + i, head_dim,
-                                       sums + i * sums_stride, sums_stride);
-      });
-}
-
-// The values of a whole span, which all queries see, joined with their states:
-// PairValues and a merge without a partial in between.
-HWY_NOINLINE void JoinPairValues(const SpanAddresses& addresses,
-                                 size_t num_queries,
-                                 const float (*weights)[kAttentionSpan],
-                                 size_t head_dim, const JoinedSums& joined) {
-  constexpr size_t kPairs = kAttentionSpan / 2;
-  HWY_ALIGN uint32_t packed[kMaxTileQueries][kPairs];
-  const uint32_t* rows[kMaxTileQueries] = {};
-  for (size_t i = 0; i < num_queries; ++i) {
-    PackWeights(weights[i], kAttentionSpan, packed[i]);
-    rows[i] = packed[i];
-  }
-  const uint8_t* const* next =
-      addresses.next == nullptr ? nullptr : addresses.next->values;
-  ForChunks<kMaxAccumulators / 2>(
-      num_queries, next != nullptr,
-      [&]<size_t kQueries, bool kAhead>(size_t i) GKV_INLINE_ATTR {
-        AddPairs<kQueries, kAhead>(
-            addresses.values, next, rows + i, 0, kPairs, head_dim,
-            JoinedSums{joined.states + i * joined.stride, joined.stride,
-                       joined.kept + i, joined.added + i});
-      });
+  SumRows(PairsOf(task.addresses, packed), task, sums);
 }
 #else
 #define GKV_NATIVE_PAIRS 0

@@ -6,7 +6,7 @@
 
 #include "ops/attention.h"
 
-// What the kernels of attention see of one span.
+// What the kernels of attention see of one span, and what they are.
 
 namespace gkv {
 
@@ -32,6 +32,24 @@ struct TokenRange {
   size_t begin;
   size_t end;  // begin == end: sees nothing
 };
+
+// Takes a tile through one span; `ranges` is what each query sees of it.
+using SpanKernel = void (*)(const SpanAddresses& addresses,
+                            const QueryTile& tile, const TokenRange* ranges,
+                            float* sums);
+
+// The kernels of one kind of keys, values and weights, for the current target.
+struct SpanKernels {
+  SpanKernel partial;  // AttentionSpanPartial
+  // Joins the span, which all queries see whole, with their states, none of
+  // which is neutral: the same bits as a partial and a merge. Null where that
+  // would not be faster.
+  SpanKernel join = nullptr;
+};
+
+// AttentionTile by kernels of another kind than those of ops/attention.cc.
+void AttentionTileBy(const SpanKernels& kernels, const KvHeadView& kv,
+                     const QueryTile& tile, float* scratch, float* const* out);
 
 }  // namespace gkv
 

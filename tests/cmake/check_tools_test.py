@@ -42,8 +42,10 @@ class TreeTest(unittest.TestCase):
                     include = f'#include "{target}/x.h"\n'
                     self.write(f"cpp/{source}/y.cc", include)
                     allowed = j <= i and {source, target} not in [
-                        {"io", "ops"}, {"store", "model"}, {"api", "bindings"}
-                    ]
+                        {"io", "ops"}, {"store", "model"}, {"api", "bindings"},
+                        {"padded", "store"}, {"padded", "model"},
+                        {"padded", "engine"}, {"padded", "api"},
+                    ]  # fmt: skip
                     self.assertEqual(not self.violations(), allowed)
             (self.root / f"cpp/{source}/y.cc").unlink()
 

@@ -102,11 +102,8 @@ class TestKv {
 // Queries with the positions that they see.
 class TestQueries {
  public:
-  explicit TestQueries(size_t head_dim, float soft_cap = 0,
-                       bool float_weights = false)
-      : head_dim_(head_dim),
-        soft_cap_(soft_cap),
-        float_weights_(float_weights) {}
+  explicit TestQueries(size_t head_dim, float soft_cap = 0)
+      : head_dim_(head_dim), soft_cap_(soft_cap) {}
 
   // The query's content depends on how many were added before it.
   void Add(size_t begin, size_t end) {
@@ -152,14 +149,13 @@ class TestQueries {
       for (size_t i = 0; i < count; ++i)
         q.push_back(queries_[first + i].data());
       fn(first, QueryTile{q.data(), &begin_[first], &end_[first], count,
-                          head_dim_, soft_cap_, float_weights_});
+                          head_dim_, soft_cap_});
     }
   }
 
  private:
   size_t head_dim_;
   float soft_cap_;
-  bool float_weights_;
   std::vector<std::vector<float>> queries_;
   std::vector<size_t> begin_, end_;
 };

@@ -226,7 +226,7 @@ TEST_F(AttentionTest, ManyPositionsGiveTheBitsOfTheirPieces) {
 }
 
 // Whole spans may enter the states at once: only those that every query of the
-// tile sees to the last position, with its soft cap and its kind of weights.
+// tile sees to the last position, with its soft cap.
 TEST_F(AttentionTest, RangesAroundSpansGiveTheBitsOfTheirPieces) {
   constexpr size_t kBegins[] = {0, 0, 1, 127, 128, 129};
   constexpr size_t kEnds[] = {255, 256, 257, 383, 384, 385, 511, 512};
@@ -234,24 +234,22 @@ TEST_F(AttentionTest, RangesAroundSpansGiveTheBitsOfTheirPieces) {
   for (const KvDtype dtype : kDtypes) {
     const TestKv kv({dtype, 32, 32, 0, 512});
     for (const float soft_cap : {0.0f, 1.0f}) {
-      for (const bool float_weights : {false, true}) {
-        TestQueries queries(32, soft_cap, float_weights);
-        for (int tile = 0; tile < 12; ++tile) {
-          const size_t shift = rng() % 6;
-          for (int i = 0; i < 16; ++i) {
-            queries.Add(kBegins[rng() % 6],
-                        kEnds[std::min<size_t>(7, shift + rng() % 3)]);
-          }
+      TestQueries queries(32, soft_cap);
+      for (int tile = 0; tile < 12; ++tile) {
+        const size_t shift = rng() % 6;
+        for (int i = 0; i < 16; ++i) {
+          queries.Add(kBegins[rng() % 6],
+                      kEnds[std::min<size_t>(7, shift + rng() % 3)]);
         }
-        OnEveryTarget([&] {
-          const std::vector<uint32_t> pieces =
-              Bits(ByPieces(queries, kv.View(), 32, 4, 16));
-          for (const size_t tile : {4u, 12u, 16u, 32u}) {
-            ASSERT_EQ(Bits(queries.Attend(kv.View(), tile)), pieces)
-                << tile << ", cap " << soft_cap << ", " << float_weights;
-          }
-        });
       }
+      OnEveryTarget([&] {
+        const std::vector<uint32_t> pieces =
+            Bits(ByPieces(queries, kv.View(), 32, 4, 16));
+        for (const size_t tile : {4u, 12u, 16u, 32u}) {
+          ASSERT_EQ(Bits(queries.Attend(kv.View(), tile)), pieces)
+              << tile << ", cap " << soft_cap;
+        }
+      });
     }
   }
 }

@@ -13,8 +13,9 @@
 #include "base/error.h"
 #include "base/float16.h"
 #include "base/flush_to_zero.h"
-#include "cache/padded/padded_cache.h"
 #include "ops/attention.h"
+#include "ops/every_target.h"
+#include "padded/padded_cache.h"
 
 namespace gkv {
 namespace {
@@ -167,6 +168,33 @@ TEST(PaddedAttentionTest, ModesOfTheCallersThreadDoNotMatter) {
     EXPECT_EQ(changed.out, usual.out);
     EXPECT_EQ(mode, FE_UPWARD);
   }
+}
+
+// What bf16 holds is exact in float32. So are weights: both kinds give the same
+// bits of it, by every target.
+class PaddedTargetsTest : public EveryTargetTest {};
+
+TEST_F(PaddedTargetsTest, StoredNumbersGiveTheSameBitsAsTheirFloats) {
+  constexpr size_t kTokens = 301, kHeadDim = 96, kRows = 19;
+  std::vector<float> k = Random(kTokens * kHeadDim, 1);
+  std::vector<float> v = Random(kTokens * kHeadDim, 2);
+  for (size_t i = 0; i < k.size(); ++i) {
+    k[i] = Stored(KvDtype::kBF16, k[i]);
+    v[i] = Stored(KvDtype::kBF16, v[i] * (i % 7 == 0 ? 1e-38f : 1.0f));
+  }
+  const std::vector<float> q = Random(kRows * 3 * kHeadDim, 3);
+  ExpectSameBits([&] {
+    std::vector<float> out[2];
+    for (const KvDtype dtype : {KvDtype::kF32, KvDtype::kBF16}) {
+      PaddedCache cache({1, kTokens, 0, 1, kHeadDim, dtype});
+      cache.Append(k.data(), v.data(), kTokens);
+      std::vector<float>& of_dtype = out[dtype == KvDtype::kBF16];
+      of_dtype.resize(q.size());
+      cache.Attend({q.data(), kRows, 3, 0.2f, 0}, of_dtype.data());
+    }
+    EXPECT_EQ(Bits(out[1]), Bits(out[0]));
+    return out[1];
+  });
 }
 
 // A thread as small as those that some programs start by the hundreds.

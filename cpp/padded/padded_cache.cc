@@ -6,15 +6,19 @@
 //     because blocks_per_row_ * kBlockTokens >= capacity
 // Only Append and Reset change a row.
 
-#include "cache/padded/padded_cache.h"
+#include "padded/padded_cache.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
+#include "base/aligned_buffer.h"
 #include "base/error.h"
+#include "base/fp_environment.h"
 #include "base/rounding.h"
 #include "ops/attention.h"
 #include "ops/kv_strip.h"
+#include "padded/padded_attention.h"
 
 namespace gkv {
 namespace {
@@ -238,6 +242,114 @@ PaddedCache::Mask PaddedCache::CausalMask(size_t q_len) const {
     }
   }
   return mask;
+}
+
+void PaddedCache::CheckQueries(const Query& query) const {
+  CheckQueryLength(query.q_len);
+  if (query.heads == 0 || query.heads % shape_.kv_heads != 0) {
+    throw InvalidArgument(StrCat("q has ", query.heads,
+                                 " heads, expected a multiple of the cache's ",
+                                 shape_.kv_heads, " kv_heads"));
+  }
+  if (!std::isfinite(query.scale)) {
+    throw InvalidArgument(
+        StrCat("scale is ", query.scale, ", expected a finite number"));
+  }
+  if (!std::isfinite(query.soft_cap) || query.soft_cap < 0) {
+    throw InvalidArgument(StrCat("soft_cap is ", query.soft_cap,
+                                 ", expected a finite number above 0"));
+  }
+  for (size_t r = 0; r < shape_.batch; ++r) {
+    const Range held = Held(rows_[r]);
+    for (size_t i = 0; i < query.q_len; ++i) {
+      const auto seen = Seen(rows_[r], query.q_len - 1 - i);
+      if (!seen || seen->begin >= held.begin) continue;
+      throw InvalidArgument(StrCat(
+          "query ", i, " of row ", r, " sees positions from ", seen->begin,
+          " on, but those before ", held.begin,
+          " are not held any more: expected q_len ",
+          shape_.capacity - shape_.window + 1,
+          " or less (a capacity of window + q_len - 1 = ",
+          shape_.window + query.q_len - 1, " allows ", query.q_len, ")"));
+    }
+  }
+}
+
+// To the kernels a row is a conversation of its own, whose blocks are named in
+// the order of their positions.
+void PaddedCache::AttendRow(const Query& query, size_t r, float* out) const {
+  const Row& row = rows_[r];
+  const Range held = Held(row);
+  KvHeadView kv{};
+  std::vector<const uint8_t*> blocks;
+  kv.first_block = held.begin / kBlockTokens;
+  for (size_t b = kv.first_block; b * kBlockTokens < held.end; ++b) {
+    blocks.push_back(row.blocks[b % blocks_per_row_].data());
+  }
+  kv.blocks = blocks.data();
+  kv.block_tokens = kBlockTokens;
+  kv.dtype = shape_.dtype;
+
+  // A tile of queries and its results, both [kMaxTileQueries, stored_dim_].
+  const size_t tile_floats = kMaxTileQueries * stored_dim_;
+  AlignedBuffer<float> queries(tile_floats), results(tile_floats);
+  AlignedBuffer<float> scratch(
+      AttentionTileFloats(kMaxTileQueries, stored_dim_));
+  std::fill_n(queries.data(), tile_floats, 0.0f);
+  const float* from[kMaxTileQueries];
+  float* to[kMaxTileQueries];
+  for (size_t i = 0; i < kMaxTileQueries; ++i) {
+    from[i] = queries.data() + i * stored_dim_;
+    to[i] = results.data() + i * stored_dim_;
+  }
+  size_t begin[kMaxTileQueries], end[kMaxTileQueries], count = 0;
+  float* places[kMaxTileQueries];  // of the results in `out`
+  const auto run_tile = [&] {
+    if (count == 0) return;
+    PaddedAttentionTile(
+        kv, {from, begin, end, count, stored_dim_, query.soft_cap},
+        scratch.data(), to);
+    for (size_t i = 0; i < count; ++i) {
+      std::copy_n(to[i], shape_.head_dim, places[i]);
+    }
+    count = 0;
+  };
+
+  const size_t group = query.heads / shape_.kv_heads;
+  for (size_t kv_head = 0; kv_head < shape_.kv_heads; ++kv_head) {
+    kv.key_offset = key_offset(kv_head);
+    kv.value_offset = value_offset(kv_head);
+    for (size_t i = 0; i < query.q_len; ++i) {
+      const auto seen = Seen(row, query.q_len - 1 - i);
+      if (!seen) continue;
+      for (size_t head = kv_head * group; head < (kv_head + 1) * group;
+           ++head) {
+        const size_t at = (i * query.heads + head) * shape_.head_dim;
+        const float* q =
+            query.q + r * query.q_len * query.heads * shape_.head_dim + at;
+        float* scaled = queries.data() + count * stored_dim_;
+        for (size_t d = 0; d < shape_.head_dim; ++d) {
+          scaled[d] = q[d] * query.scale;
+        }
+        begin[count] = seen->begin;
+        end[count] = seen->end;
+        places[count] = out + at;
+        if (++count == kMaxTileQueries) run_tile();
+      }
+    }
+    run_tile();
+  }
+}
+
+void PaddedCache::Attend(const Query& query, float* out) const {
+  const ReadLock lock(mutex_);
+  CheckQueries(query);
+  const ScopedFpEnvironment fp_environment;  // this thread is the caller's
+  const size_t row_floats = query.q_len * query.heads * shape_.head_dim;
+  std::fill_n(out, shape_.batch * row_floats, 0.0f);
+  for (size_t r = 0; r < shape_.batch; ++r) {
+    AttendRow(query, r, out + r * row_floats);
+  }
 }
 
 }  // namespace gkv

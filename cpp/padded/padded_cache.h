@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_CACHE_PADDED_PADDED_CACHE_H_
-#define GEMMAKV_CACHE_PADDED_PADDED_CACHE_H_
+#ifndef GEMMAKV_PADDED_PADDED_CACHE_H_
+#define GEMMAKV_PADDED_PADDED_CACHE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -142,4 +142,4 @@ class PaddedCache {
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_CACHE_PADDED_PADDED_CACHE_H_
+#endif  // GEMMAKV_PADDED_PADDED_CACHE_H_

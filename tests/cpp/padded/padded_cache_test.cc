@@ -1,4 +1,4 @@
-#include "cache/padded/padded_cache.h"
+#include "padded/padded_cache.h"
 
 #include <gtest/gtest.h>
 
