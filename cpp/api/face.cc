@@ -1,38 +1,21 @@
-// Implements include/gemmakv/kv_cache.h and gemma.h by the core's classes of
-// the same names. The core's headers come first and get names of their own
-// here: after the public headers, `KVCache` and `Gemma` would mean either
-// class.
+// Implements include/gemmakv/kv_cache.h and gemma.h by the core's Conversation
+// and Engine.
 
 #include <chrono>
 #include <memory>
 #include <utility>
 
-#include "engine/gemma.h"
-#include "model/embedding.h"
-
-namespace gkv {
-
-namespace {
-
-using CoreCache = KVCache;
-using CoreGemma = Gemma;
-
-std::shared_ptr<CoreCache> CreateCoreCache(const ModelConfig& config,
-                                           const CacheOptions& options) {
-  return CreateKVCache(config, options);
-}
-
-}  // namespace
-}  // namespace gkv
-
+#include "engine/engine.h"
 #include "gemmakv/gemma.h"
 #include "gemmakv/kv_cache.h"
+#include "model/create_conversation.h"
+#include "model/embedding.h"
 
 namespace gkv {
 inline namespace v0 {
 
 struct KVCache::Core {
-  std::shared_ptr<CoreCache> cache;
+  std::shared_ptr<Conversation> cache;
 };
 
 KVCache::KVCache(std::unique_ptr<Core> core) : core_(std::move(core)) {}
@@ -67,7 +50,7 @@ std::vector<uint8_t> KVCache::ToBytes(bool checkpoints) const {
 KVCache KVCache::FromBytes(std::span<const uint8_t> bytes,
                            const CacheOptions& options) {
   return KVCache(
-      std::make_unique<Core>(CoreCache::FromBytes(bytes, options)));
+      std::make_unique<Core>(Conversation::FromBytes(bytes, options)));
 }
 
 KVCache CreateKVCache(ModelType type, const CacheOptions& options) {
@@ -75,7 +58,7 @@ KVCache CreateKVCache(ModelType type, const CacheOptions& options) {
 }
 KVCache CreateKVCache(const ModelConfig& config, const CacheOptions& options) {
   return KVCache(
-      std::make_unique<KVCache::Core>(CreateCoreCache(config, options)));
+      std::make_unique<KVCache::Core>(CreateConversation(config, options)));
 }
 
 std::shared_ptr<BlockPool> CreateBlockPool(size_t budget_bytes) {
@@ -83,7 +66,7 @@ std::shared_ptr<BlockPool> CreateBlockPool(size_t budget_bytes) {
 }
 
 struct Gemma::Core {
-  std::shared_ptr<CoreGemma> gemma;
+  std::shared_ptr<Engine> gemma;
 };
 
 Gemma::Gemma(std::unique_ptr<Core> core) : core_(std::move(core)) {}
@@ -92,12 +75,12 @@ Gemma& Gemma::operator=(Gemma&&) noexcept = default;
 Gemma::~Gemma() = default;
 
 Gemma Gemma::Load(const std::string& gguf_path, const LoadOptions& options) {
-  return Gemma(std::make_unique<Core>(CoreGemma::Load(gguf_path, options)));
+  return Gemma(std::make_unique<Core>(Engine::Load(gguf_path, options)));
 }
 Gemma Gemma::FromTensors(const ModelConfig& config, TensorSource& source,
                          const LoadOptions& options) {
   return Gemma(
-      std::make_unique<Core>(CoreGemma::FromTensors(config, source, options)));
+      std::make_unique<Core>(Engine::FromTensors(config, source, options)));
 }
 
 Gemma Gemma::WithDraft(const Gemma& draft) const {

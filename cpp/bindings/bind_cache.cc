@@ -7,14 +7,14 @@
 #include "bindings/bindings.h"
 #include "cache/snapshot.h"
 #include "cache/snapshot_check.h"
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 
 namespace gkv {
 namespace {
 
 constexpr const char* kDtypeNames[] = {"f32", "bf16", "int8"};
 
-const KvLayerSpec& LayerOf(const KVCache& cache, size_t layer) {
+const KvLayerSpec& LayerOf(const Conversation& cache, size_t layer) {
   const std::vector<KvLayerSpec>& layers = cache.layout().layers();
   CheckRange<py::index_error>(layer, 0, layers.size() - 1, "layer");
   return layers[layer];
@@ -23,12 +23,13 @@ const KvLayerSpec& LayerOf(const KVCache& cache, size_t layer) {
 // Makes a method of the cache that takes a layer.
 template <typename Fn>
 auto ByLayer(Fn fn) {
-  return [fn](const KVCache& cache, size_t layer) {
+  return [fn](const Conversation& cache, size_t layer) {
     return fn(LayerOf(cache, layer), cache, layer);
   };
 }
 
-py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
+py::array_t<float> LayerArray(const Conversation& cache, size_t layer,
+                              bool values) {
   const KvLayerSpec& spec = LayerOf(cache, layer);
   if (spec.kind == LayerKind::kRecurrent) return ArrayOf<float>({}, {0, 0, 0});
   std::vector<float> copy =
@@ -37,7 +38,7 @@ py::array_t<float> LayerArray(const KVCache& cache, size_t layer, bool values) {
   return ArrayOf(std::move(copy), {tokens, spec.kv_heads, spec.head_dim});
 }
 
-py::array_t<float> LayerState(const KVCache& cache, size_t layer) {
+py::array_t<float> LayerState(const Conversation& cache, size_t layer) {
   const KvLayerSpec& spec = LayerOf(cache, layer);
   if (spec.kind != LayerKind::kRecurrent) return ArrayOf<float>({}, {0, 0});
   return ArrayOf(cache.CopyLayerState(layer),
@@ -64,12 +65,12 @@ class BufferBytes {
   Py_buffer view_;
 };
 
-std::shared_ptr<KVCache> FromBytes(const py::buffer& data,
-                                   const std::optional<std::string>& expected,
-                                   std::shared_ptr<BlockPool> pool) {
+std::shared_ptr<Conversation> FromBytes(
+    const py::buffer& data, const std::optional<std::string>& expected,
+    std::shared_ptr<BlockPool> pool) {
   const BufferBytes buffer(data);
-  std::shared_ptr<KVCache> cache = WithoutGil([&] {
-    return KVCache::FromBytes(buffer.bytes(), {.pool = std::move(pool)});
+  std::shared_ptr<Conversation> cache = WithoutGil([&] {
+    return Conversation::FromBytes(buffer.bytes(), {.pool = std::move(pool)});
   });
   const Hash128 found = cache->fingerprint();
   if (expected && found != Hash128{} && found.Hex() != *expected) {
@@ -79,7 +80,7 @@ std::shared_ptr<KVCache> FromBytes(const py::buffer& data,
   return cache;
 }
 
-py::bytes ToBytes(const KVCache& cache, bool checkpoints) {
+py::bytes ToBytes(const Conversation& cache, bool checkpoints) {
   const SnapshotWriter writer(cache, checkpoints);
   auto bytes = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(
       nullptr, static_cast<py::ssize_t>(writer.size_bytes())));
@@ -92,7 +93,8 @@ py::bytes ToBytes(const KVCache& cache, bool checkpoints) {
   return bytes;
 }
 
-void Save(const KVCache& cache, const py::function& write, bool checkpoints) {
+void Save(const Conversation& cache, const py::function& write,
+          bool checkpoints) {
   const GilReleased no_gil;
   cache.Save(
       [&](std::span<const uint8_t> piece) {
@@ -129,44 +131,46 @@ void RegisterCache(py::module_& module) {
         return StrCat("Truncation(replay_tokens=", t.replay_tokens, ")");
       });
 
-  py::class_<KVCache, std::shared_ptr<KVCache>>(module, "KVCache")
-      .def("__len__", &KVCache::length)
-      .def_property_readonly("capacity_tokens", &KVCache::capacity_tokens)
-      .def_property_readonly("nbytes", &KVCache::nbytes)
-      .def_property_readonly("shared_nbytes", &KVCache::shared_nbytes)
-      .def_property_readonly("mapped_nbytes", &KVCache::mapped_nbytes)
+  py::class_<Conversation, std::shared_ptr<Conversation>>(module, "KVCache")
+      .def("__len__", &Conversation::length)
+      .def_property_readonly("capacity_tokens", &Conversation::capacity_tokens)
+      .def_property_readonly("nbytes", &Conversation::nbytes)
+      .def_property_readonly("shared_nbytes", &Conversation::shared_nbytes)
+      .def_property_readonly("mapped_nbytes", &Conversation::mapped_nbytes)
       .def_property_readonly(
           "model_type",
-          [](const KVCache& cache) -> std::optional<std::string> {
+          [](const Conversation& cache) -> std::optional<std::string> {
             if (cache.model_type().empty()) return std::nullopt;
             return cache.model_type();
           })
       .def_property_readonly(
           "fingerprint",
-          [](const KVCache& cache) -> std::optional<std::string> {
+          [](const Conversation& cache) -> std::optional<std::string> {
             const Hash128 fingerprint = cache.fingerprint();
             if (fingerprint == Hash128{}) return std::nullopt;
             return fingerprint.Hex();
           })
-      .def_property_readonly(
-          "kv_dtype",
-          [](const KVCache& cache) { return NameOf(cache.layout().dtype()); })
-      .def_property_readonly(
-          "num_layers",
-          [](const KVCache& cache) { return cache.layout().layers().size(); })
+      .def_property_readonly("kv_dtype",
+                             [](const Conversation& cache) {
+                               return NameOf(cache.layout().dtype());
+                             })
+      .def_property_readonly("num_layers",
+                             [](const Conversation& cache) {
+                               return cache.layout().layers().size();
+                             })
       .def_property_readonly("tokens",
-                             [](const KVCache& cache) {
+                             [](const Conversation& cache) {
                                std::vector<int32_t> tokens = cache.tokens();
                                const size_t count = tokens.size();
                                return ArrayOf(std::move(tokens), {count});
                              })
       .def("fork",
-           [](const KVCache& cache) {
-             return std::shared_ptr<KVCache>(cache.Fork());
+           [](const Conversation& cache) {
+             return std::shared_ptr<Conversation>(cache.Fork());
            })
       .def(
           "append",
-          [](KVCache& cache, const TokenArray& tokens) {
+          [](Conversation& cache, const TokenArray& tokens) {
             const std::span<const int32_t> ids(
                 tokens.data(), static_cast<size_t>(tokens.size()));
             const GilReleased no_gil;
@@ -175,26 +179,25 @@ void RegisterCache(py::module_& module) {
           py::arg("tokens"), "Appends tokens, which the next use computes.")
       .def(
           "truncate",
-          [](KVCache& cache, size_t n) {
+          [](Conversation& cache, size_t n) {
             return cache.Truncate(cache.Lock(&CheckSignals), n);
           },
           py::arg("n"), py::call_guard<GilReleased>())
       .def(
           "reset",
-          [](KVCache& cache) {
-            cache.Reset(cache.Lock(&CheckSignals));
-          },
+          [](Conversation& cache) { cache.Reset(cache.Lock(&CheckSignals)); },
           py::call_guard<GilReleased>())
       .def(
           "checkpoint",
-          [](KVCache& cache) {
+          [](Conversation& cache) {
             return cache.MakeCheckpoint(cache.Lock(&CheckSignals));
           },
           py::call_guard<GilReleased>())
-      .def_property_readonly("checkpoints", &KVCache::CheckpointLengths)
-      .def_property_readonly("checkpoint_bytes", &KVCache::checkpoint_bytes)
-      .def_property("for_one_request", &KVCache::for_one_request,
-                    &KVCache::set_for_one_request)
+      .def_property_readonly("checkpoints", &Conversation::CheckpointLengths)
+      .def_property_readonly("checkpoint_bytes",
+                             &Conversation::checkpoint_bytes)
+      .def_property("for_one_request", &Conversation::for_one_request,
+                    &Conversation::set_for_one_request)
       .def("to_bytes", &ToBytes, py::arg("checkpoints") = false)
       .def("save", &Save, py::arg("write"), py::arg("checkpoints") = false)
       .def_static("from_bytes", &FromBytes, py::arg("data"),
@@ -202,7 +205,7 @@ void RegisterCache(py::module_& module) {
                   py::arg("pool") = py::none())
       .def(
           "fits",
-          [](const KVCache& cache, const ModelConfig& config) {
+          [](const Conversation& cache, const ModelConfig& config) {
             const KvLayout& layout = cache.layout();
             return layout.hash() ==
                    config.MakeKvLayout(layout.dtype(), layout.block_tokens())
@@ -211,29 +214,27 @@ void RegisterCache(py::module_& module) {
           py::arg("config"),
           "Returns whether a model of this shape can use the cache.")
       .def("layer_kind",
-           ByLayer([](const KvLayerSpec& spec, const KVCache&, size_t) {
+           ByLayer([](const KvLayerSpec& spec, const Conversation&, size_t) {
              return NameOf(spec.kind);
            }),
            py::arg("layer"))
       .def("layer_shape",
-           ByLayer([](const KvLayerSpec& spec, const KVCache&, size_t) {
+           ByLayer([](const KvLayerSpec& spec, const Conversation&, size_t) {
              return std::pair(spec.kv_heads, spec.head_dim);
            }),
            py::arg("layer"))
       .def("layer_window",
-           ByLayer([](const KvLayerSpec& spec, const KVCache&, size_t) {
+           ByLayer([](const KvLayerSpec& spec, const Conversation&, size_t) {
              return spec.window;
            }),
            py::arg("layer"))
       .def("layer_nbytes",
-           ByLayer([](const KvLayerSpec&, const KVCache& cache, size_t layer) {
-             return cache.LayerBytes(layer);
-           }),
+           ByLayer([](const KvLayerSpec&, const Conversation& cache,
+                      size_t layer) { return cache.LayerBytes(layer); }),
            py::arg("layer"))
       .def("held_range",
-           ByLayer([](const KvLayerSpec&, const KVCache& cache, size_t layer) {
-             return cache.HeldRange(layer);
-           }),
+           ByLayer([](const KvLayerSpec&, const Conversation& cache,
+                      size_t layer) { return cache.HeldRange(layer); }),
            py::arg("layer"))
       .def("layer_array", &LayerArray, py::arg("layer"), py::arg("values"))
       .def("layer_state", &LayerState, py::arg("layer"));
@@ -267,7 +268,7 @@ void RegisterCache(py::module_& module) {
         options.block_tokens = block_tokens;
         options.checkpoint_bytes = checkpoint_bytes;
         options.pool = std::move(pool);
-        return CreateKVCache(config, options);
+        return CreateConversation(config, options);
       },
       py::arg("config"), py::arg("capacity_tokens") = 0,
       py::arg("kv_dtype") = "bf16", py::arg("block_tokens") = 64,

@@ -17,7 +17,7 @@
 #include "model/config/config_gguf.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 
 namespace gkv {
 namespace {

@@ -13,7 +13,7 @@
 #include "bindings/bindings.h"
 #include "bindings/numpy_source.h"
 #include "bindings/waker.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "io/tensor_files.h"
 #include "model/embedding.h"
 
@@ -99,8 +99,8 @@ void WaitAll(const Streams& streams, const std::function<void(bool)>& poll) {
   }
 }
 
-std::vector<Gemma::Job> JobsOf(
-    const std::vector<std::shared_ptr<KVCache>>& caches,
+std::vector<Engine::Job> JobsOf(
+    const std::vector<std::shared_ptr<Conversation>>& caches,
     const std::vector<TokenArray>& prompts,
     const std::vector<GenerateOptions>& options,
     const std::vector<bool>& optional_bos,
@@ -111,7 +111,7 @@ std::vector<Gemma::Job> JobsOf(
                                  " prompts and ", options.size(),
                                  " options, expected the same number"));
   }
-  std::vector<Gemma::Job> jobs;
+  std::vector<Engine::Job> jobs;
   for (size_t i = 0; i < caches.size(); ++i) {
     jobs.push_back(
         {.cache = caches[i],
@@ -127,7 +127,8 @@ std::vector<Gemma::Job> JobsOf(
   return jobs;
 }
 
-py::array_t<float> Logits(Gemma& gemma, const std::shared_ptr<KVCache>& cache,
+py::array_t<float> Logits(Engine& gemma,
+                          const std::shared_ptr<Conversation>& cache,
                           const TokenArray& tokens, bool all_positions) {
   const auto rows = all_positions ? tokens.size() : py::ssize_t{1};
   const auto vocab_size = static_cast<py::ssize_t>(gemma.config().vocab_size);
@@ -155,7 +156,7 @@ Pooling PoolingOf(const std::string& name) {
       StrCat("pooling is '", name, "', expected 'mean' or 'last'"));
 }
 
-py::array_t<float> DraftLogits(Gemma& gemma, const TokenArray& tokens,
+py::array_t<float> DraftLogits(Engine& gemma, const TokenArray& tokens,
                                size_t guesses) {
   const std::span<const int32_t> ids = SpanOf(tokens);
   std::vector<float> logits =
@@ -163,7 +164,7 @@ py::array_t<float> DraftLogits(Gemma& gemma, const TokenArray& tokens,
   return ArrayOf(std::move(logits), {guesses, gemma.config().vocab_size});
 }
 
-py::array_t<float> Embed(Gemma& gemma, const std::vector<TokenArray>& texts,
+py::array_t<float> Embed(Engine& gemma, const std::vector<TokenArray>& texts,
                          size_t dim, const std::string& pooling,
                          const Progress& progress) {
   std::vector<std::span<const int32_t>> spans;
@@ -392,17 +393,16 @@ void CollectCalls(PyHeapTypeObject* heap_type) {
 // is not streamed has ended when this returns. So a KeyboardInterrupt, which
 // Python raises between any two of its own steps, never comes while the caches
 // are in use.
-std::optional<Call> Start(Gemma& gemma,
-                          const std::vector<std::shared_ptr<KVCache>>& caches,
-                          const std::vector<TokenArray>& prompts,
-                          const std::vector<GenerateOptions>& options,
-                          bool streamed, Bell* bell,
-                          const std::vector<bool>& optional_bos,
-                          const std::vector<std::vector<size_t>>& boundaries,
-                          const std::vector<py::object>& constraints,
-                          const Progress& progress) {
-  const std::vector<Gemma::Job> jobs = JobsOf(
-      caches, prompts, options, optional_bos, boundaries, constraints, streamed);
+std::optional<Call> Start(
+    Engine& gemma, const std::vector<std::shared_ptr<Conversation>>& caches,
+    const std::vector<TokenArray>& prompts,
+    const std::vector<GenerateOptions>& options, bool streamed, Bell* bell,
+    const std::vector<bool>& optional_bos,
+    const std::vector<std::vector<size_t>>& boundaries,
+    const std::vector<py::object>& constraints, const Progress& progress) {
+  const std::vector<Engine::Job> jobs =
+      JobsOf(caches, prompts, options, optional_bos, boundaries, constraints,
+             streamed);
   const GilReleased no_gil;
   Streams streams = bell == nullptr
                         ? gemma.Start(jobs, &CheckSignals)
@@ -526,12 +526,12 @@ LoadOptions OptionsOf(size_t threads, const Progress& progress,
   return options;
 }
 
-template <size_t Gemma::Stats::*kStat>
-size_t StatOf(const Gemma& gemma) {
+template <size_t Engine::Stats::*kStat>
+size_t StatOf(const Engine& gemma) {
   return gemma.stats().*kStat;
 }
 
-py::dict ProfileOf(const Gemma& gemma) {
+py::dict ProfileOf(const Engine& gemma) {
   const StepProfile profile = gemma.profile();
   py::dict phases;
   for (size_t p = 0; p < kStepPhases; ++p) {
@@ -576,7 +576,7 @@ std::vector<TensorPlace> PlacesOf(const std::vector<PlaceTuple>& tuples) {
 void RegisterGemma(py::module_& module) {
   RegisterResults(module);
 
-  py::class_<Gemma, std::shared_ptr<Gemma>>(module, "Engine")
+  py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def_static(
           "load_gguf",
           [](const std::string& path, size_t threads, const Progress& progress,
@@ -586,7 +586,7 @@ void RegisterGemma(py::module_& module) {
                 OptionsOf(threads, progress, packed_folder, quantize, profile,
                           pin_threads);
             const GilReleased no_gil;
-            return LetEndAnywhere(Gemma::Load(path, options));
+            return LetEndAnywhere(Engine::Load(path, options));
           },
           py::arg("path"), py::arg("threads") = 0,
           py::arg("progress") = py::none(), py::arg("packed_folder") = "",
@@ -604,7 +604,7 @@ void RegisterGemma(py::module_& module) {
                           pin_threads);
             const GilReleased no_gil;
             TensorFiles files(description, paths, PlacesOf(places));
-            return LetEndAnywhere(Gemma::FromTensors(config, files, options));
+            return LetEndAnywhere(Engine::FromTensors(config, files, options));
           },
           py::arg("config"), py::arg("description"), py::arg("paths"),
           py::arg("places"), py::arg("threads") = 0,
@@ -623,23 +623,24 @@ void RegisterGemma(py::module_& module) {
             options.quantize = TargetOf(quantize);
             options.profile = profile;
             options.pin_threads = pin_threads;
-            return LetEndAnywhere(Gemma::FromTensors(config, tensors, options));
+            return LetEndAnywhere(
+                Engine::FromTensors(config, tensors, options));
           },
           py::arg("config"), py::arg("source"), py::arg("threads") = 0,
           py::arg("quantize") = "", py::arg("profile") = false,
           py::arg("pin_threads") = false)
       .def_property_readonly("config",
-                             [](const Gemma& gemma) { return gemma.config(); })
+                             [](const Engine& gemma) { return gemma.config(); })
       .def_property_readonly(
           "fingerprint",
-          [](const Gemma& gemma) { return gemma.fingerprint().Hex(); })
+          [](const Engine& gemma) { return gemma.fingerprint().Hex(); })
       .def_property_readonly(
           "weights_fingerprint",
-          [](const Gemma& gemma) { return gemma.weights_fingerprint().Hex(); })
-      .def_property_readonly("threads", &Gemma::num_threads)
+          [](const Engine& gemma) { return gemma.weights_fingerprint().Hex(); })
+      .def_property_readonly("threads", &Engine::num_threads)
       .def_property_readonly(
           "placement",
-          [](const Gemma& gemma) {
+          [](const Engine& gemma) {
             const ThreadPlacement placement = gemma.placement();
             std::vector<std::tuple<int, int, int>> processors;
             for (const Processor& p : placement.processors) {
@@ -651,7 +652,7 @@ void RegisterGemma(py::module_& module) {
           "(whether pinned, processors as `placement_order` has them).")
       .def_property_readonly(
           "packed_report",
-          [](const Gemma& gemma) {
+          [](const Engine& gemma) {
             const PackedReport& report = gemma.packed_report();
             return py::make_tuple(NameOf(report.state), FsDecode(report.path),
                                   FsDecode(report.reason));
@@ -659,7 +660,7 @@ void RegisterGemma(py::module_& module) {
           "(state, path, reason) of the packed weights.")
       .def(
           "matrices",
-          [](const Gemma& gemma) {
+          [](const Engine& gemma) {
             std::vector<
                 std::tuple<std::string, std::string, size_t, size_t, size_t>>
                 matrices;
@@ -671,31 +672,31 @@ void RegisterGemma(py::module_& module) {
           },
           "Returns (name, type, rows, columns, bytes) of each matrix, as it is "
           "kept.")
-      .def_property_readonly("steps", StatOf<&Gemma::Stats::steps>)
+      .def_property_readonly("steps", StatOf<&Engine::Stats::steps>)
       .def_property_readonly("parallel_loops",
-                             StatOf<&Gemma::Stats::parallel_loops>)
-      .def_property_readonly("preemptions", StatOf<&Gemma::Stats::preemptions>)
-      .def_property_readonly("looks", StatOf<&Gemma::Stats::looks>)
-      .def("check_ahead", &Gemma::CheckAhead, py::arg("seconds"),
+                             StatOf<&Engine::Stats::parallel_loops>)
+      .def_property_readonly("preemptions", StatOf<&Engine::Stats::preemptions>)
+      .def_property_readonly("looks", StatOf<&Engine::Stats::looks>)
+      .def("check_ahead", &Engine::CheckAhead, py::arg("seconds"),
            py::call_guard<GilReleased>())
-      .def_property_readonly("profiled", &Gemma::profiled)
+      .def_property_readonly("profiled", &Engine::profiled)
       .def("profile", &ProfileOf,
            "Returns (steps, rows, loops, seconds, {part: (seconds, serial "
            "seconds)}) by phase.")
-      .def_property_readonly("draft_rows", StatOf<&Gemma::Stats::draft_rows>)
+      .def_property_readonly("draft_rows", StatOf<&Engine::Stats::draft_rows>)
       .def(
           "with_draft",
-          [](const Gemma& gemma, const std::shared_ptr<Gemma>& draft) {
+          [](const Engine& gemma, const std::shared_ptr<Engine>& draft) {
             return LetEndAnywhere(gemma.WithDraft(draft));
           },
           py::arg("draft"),
           "Returns the same model, whose requests may ask the draft; with None "
           "there is no draft.")
-      .def("check_fits", &Gemma::CheckFits, py::arg("cache"),
+      .def("check_fits", &Engine::CheckFits, py::arg("cache"),
            "Raises the error that a request with this conversation would.")
       .def(
           "set_token_bytes",
-          [](Gemma& gemma, const std::vector<py::bytes>& token_bytes) {
+          [](Engine& gemma, const std::vector<py::bytes>& token_bytes) {
             const std::vector<std::string_view> views(token_bytes.begin(),
                                                       token_bytes.end());
             gemma.set_token_text(std::make_shared<TokenText>(views));
@@ -712,10 +713,9 @@ void RegisterGemma(py::module_& module) {
            "cache is in use. Without a bell, a call that is not streamed has "
            "ended when this returns, and `progress(tokens, ended)` is called "
            "now and then; what that raises undoes the call.")
-      .def_property_readonly("embedding_dims",
-                             [](const Gemma& gemma) {
-                               return EmbeddingDims(gemma.config());
-                             })
+      .def_property_readonly(
+          "embedding_dims",
+          [](const Engine& gemma) { return EmbeddingDims(gemma.config()); })
       .def("draft_logits", &DraftLogits, py::arg("tokens"), py::arg("guesses"),
            "Returns the drafter's logits after the tokens, [guesses, "
            "vocab_size]. Each guess is the likeliest token of the one before.")

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "bindings/bindings.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "store/block_store.h"
 #include "store/prefix_cache.h"
 
@@ -67,7 +67,7 @@ py::dict StoreStatsOf(const BlockStore& store) {
 
 // Fetches what the tiers below RAM have, and waits for it.
 std::shared_ptr<PrefixFetch> FetchNow(const PrefixView& view,
-                                      const KVCache& cache,
+                                      const Conversation& cache,
                                       std::span<const int32_t> tokens,
                                       size_t limit) {
   const auto fetch = view.Fetch(cache, tokens, limit, {}, {});
@@ -77,7 +77,7 @@ std::shared_ptr<PrefixFetch> FetchNow(const PrefixView& view,
   return fetch;
 }
 
-void Match(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
+void Match(const Engine& gemma, Conversation& cache, const TokenArray& array) {
   const std::span tokens(array.data(), static_cast<size_t>(array.size()));
   const GilReleased no_gil;
   const auto& view = gemma.prefix_view();
@@ -96,7 +96,8 @@ void Match(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
 // Brings what the tiers below RAM have of the tokens into RAM. The cache, which
 // is empty, says of which layout and pool the blocks are. Returns how many
 // tokens are then known in RAM.
-size_t Prefetch(const Gemma& gemma, KVCache& cache, const TokenArray& array) {
+size_t Prefetch(const Engine& gemma, Conversation& cache,
+                const TokenArray& array) {
   const std::span tokens(array.data(), static_cast<size_t>(array.size()));
   const GilReleased no_gil;
   const auto& view = gemma.prefix_view();
@@ -182,7 +183,7 @@ void RegisterPrefix(py::module_& module) {
 
   module.def(
       "with_prefix_cache",
-      [](const Gemma& gemma, const std::shared_ptr<PrefixCache>& cache,
+      [](const Engine& gemma, const std::shared_ptr<PrefixCache>& cache,
          const std::string& salt) {
         const auto tenant = gemma.WithSalt(AsBytes(salt));
         return LetEndAnywhere(tenant->WithPrefix(
@@ -198,27 +199,26 @@ void RegisterPrefix(py::module_& module) {
              py::arg("tokens"));
   module.def(
       "prefix_remove",
-      [](const Gemma& gemma, const KVCache& cache, const TokenArray& array,
-         size_t shared) -> uint64_t {
+      [](const Engine& gemma, const Conversation& cache,
+         const TokenArray& array, size_t shared) -> uint64_t {
         const std::span tokens(array.data(), static_cast<size_t>(array.size()));
         const GilReleased no_gil;
         const auto& view = gemma.prefix_view();
         return view ? view->Remove(cache.layout(), tokens, shared) : 0;
       },
-      py::arg("engine"), py::arg("cache"), py::arg("tokens"),
-      py::arg("shared"),
+      py::arg("engine"), py::arg("cache"), py::arg("tokens"), py::arg("shared"),
       "Removes what begins with the tokens, beyond the `shared` first ones, "
       "from tiers of files. The layout is that of the cache.");
   module.def(
       "prefix_pin",
-      [](const Gemma& gemma, const KVCache& cache) {
+      [](const Engine& gemma, const Conversation& cache) {
         const GilReleased no_gil;
         return gemma.prefix_view()->Pin(cache);
       },
       py::arg("engine"), py::arg("cache"));
   module.def(
       "prefix_publish",
-      [](const Gemma& gemma, const KVCache& cache) {
+      [](const Engine& gemma, const Conversation& cache) {
         const GilReleased no_gil;
         if (const auto& view = gemma.prefix_view()) {
           view->Publish(cache, {}, true);

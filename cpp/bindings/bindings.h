@@ -18,7 +18,7 @@
 #endif
 
 #include "base/error.h"
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "gemmakv/kv_dtype.h"
 #include "gemmakv/results.h"
 
@@ -33,7 +33,7 @@
 namespace gkv {
 
 class Constraint;
-class Gemma;
+class Engine;
 
 namespace py = pybind11;
 using py::literals::operator""_a;

@@ -16,8 +16,8 @@ namespace gkv {
 // The content of one conversation, as a value: the transcript, the blocks of
 // each group, the checkpoints, and the fingerprint of the weights. A copy
 // shares pages of token ids and blocks, so copying is O(blocks) and copies no
-// key or value. KVCache owns one and guards it by its mutex; Export copies it
-// out, Adopt takes one in, and a request keeps a copy to go back to.
+// key or value. Conversation owns one and guards it by its mutex; Export copies
+// it out, Adopt takes one in, and a request keeps a copy to go back to.
 // Invariants: computed <= log.size(), and those at the top of kv_cache.cc.
 // GroupCache::Export lists the blocks of a group and their valid parts.
 struct KvContent {

@@ -1,5 +1,5 @@
-// The functions of KVCache that inspect its content: layers, sealed blocks,
-// bytes.
+// The functions of Conversation that inspect its content: layers, sealed
+// blocks, bytes.
 
 #include <algorithm>
 #include <cstring>
@@ -7,7 +7,7 @@
 
 #include "base/fp_environment.h"
 #include "base/rounding.h"
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "cache/snapshot.h"
 #include "ops/kv_strip.h"
 
@@ -18,12 +18,12 @@ constexpr size_t kAll = std::numeric_limits<size_t>::max();
 
 }  // namespace
 
-std::pair<size_t, size_t> KVCache::HeldRange(size_t layer) const {
+std::pair<size_t, size_t> Conversation::HeldRange(size_t layer) const {
   MutexLock lock(state_mutex_);
   return state_.groups[layout_->group_of(layer)]->Held();
 }
 
-size_t KVCache::LayerBytes(size_t layer) const {
+size_t Conversation::LayerBytes(size_t layer) const {
   const KvLayerSpec& spec = layout_->layers()[layer];
   if (spec.shares) return 0;
   std::vector<const Block*> blocks;
@@ -37,7 +37,7 @@ size_t KVCache::LayerBytes(size_t layer) const {
   return blocks.size() * bytes;
 }
 
-std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
+std::vector<float> Conversation::CopyLayer(size_t layer, bool values) const {
   const ScopedFpEnvironment fp_environment;
   const KvContent copy = Export();
   const KvLayerSpec& spec = layout_->layers()[layer];
@@ -62,7 +62,7 @@ std::vector<float> KVCache::CopyLayer(size_t layer, bool values) const {
   return out;
 }
 
-std::vector<float> KVCache::CopyLayerState(size_t layer) const {
+std::vector<float> Conversation::CopyLayerState(size_t layer) const {
   const KvContent copy = Export();
   const std::vector<HeldBlock> held =
       copy.groups[layout_->group_of(layer)]->Export(kAll);
@@ -75,7 +75,7 @@ std::vector<float> KVCache::CopyLayerState(size_t layer) const {
   return out;
 }
 
-std::vector<SealedBlock> KVCache::SealedBlocks(size_t from) const {
+std::vector<SealedBlock> Conversation::SealedBlocks(size_t from) const {
   const KvContent copy = Export();
   const size_t block_tokens = layout_->block_tokens();
   std::vector<SealedBlock> sealed;
@@ -98,11 +98,11 @@ std::vector<SealedBlock> KVCache::SealedBlocks(size_t from) const {
   return sealed;
 }
 
-void KVCache::Save(const ByteSink& sink, bool checkpoints) const {
+void Conversation::Save(const ByteSink& sink, bool checkpoints) const {
   SnapshotWriter(*this, checkpoints).Write(sink);
 }
 
-std::vector<uint8_t> KVCache::ToBytes(bool checkpoints) const {
+std::vector<uint8_t> Conversation::ToBytes(bool checkpoints) const {
   const SnapshotWriter writer(*this, checkpoints);
   std::vector<uint8_t> bytes;
   bytes.reserve(writer.size_bytes());

@@ -15,9 +15,9 @@ namespace gkv {
 
 class RunGate;
 
-// The proof that its holder alone runs steps on, or changes, one KVCache. It
-// comes from KVCache::Lock() or TryLock(). It may be moved to, and released on,
-// any thread. The cache must outlive it.
+// The proof that its holder alone runs steps on, or changes, one Conversation.
+// It comes from Conversation::Lock() or TryLock(). It may be moved to, and
+// released on, any thread. The cache must outlive it.
 class RunLock {
  public:
   RunLock() = default;

@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "cache/snapshot_format.h"
 #include "io/byte_io.h"
 
@@ -25,7 +25,7 @@ namespace gkv {
 class SnapshotWriter {
  public:
   // Writes what `cache` holds now, to which it refers.
-  SnapshotWriter(const KVCache& cache, bool checkpoints);
+  SnapshotWriter(const Conversation& cache, bool checkpoints);
 
   uint64_t size_bytes() const { return size_bytes_; }
   // Gives all bytes to `sink`, in pieces of about 256 KiB that are made one at

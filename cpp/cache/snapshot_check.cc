@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "cache/snapshot_format.h"
 #include "io/byte_io.h"
 
@@ -81,7 +81,7 @@ SnapshotCheck CheckSnapshot(std::span<const uint8_t> bytes) {
   }
   SnapshotSection content{"content", 0, 0, ""};
   try {
-    (void)KVCache::FromBytes(bytes);
+    (void)Conversation::FromBytes(bytes);
   } catch (const CorruptFile& error) {
     content.problem = Brief(error.what());
   }

@@ -109,8 +109,8 @@ class Storage {
 
 }  // namespace
 
-std::unique_ptr<KVCache> KVCache::FromBytes(std::span<const uint8_t> bytes,
-                                            CacheOptions options) {
+std::unique_ptr<Conversation> Conversation::FromBytes(
+    std::span<const uint8_t> bytes, CacheOptions options) {
   ByteReader reader(bytes);
   const SnapshotHeader header = DecodeSnapshotHeader(bytes, reader);
   std::shared_ptr<const KvLayout> layout;
@@ -141,7 +141,8 @@ std::unique_ptr<KVCache> KVCache::FromBytes(std::span<const uint8_t> bytes,
     options.checkpoint_bytes = header.checkpoint_bytes;
   }
   if (!options.pool) options.pool = BlockPool::Default();
-  auto cache = std::make_unique<KVCache>(layout, options, header.model_type);
+  auto cache =
+      std::make_unique<Conversation>(layout, options, header.model_type);
   const Storage storage(layout, options.pool, header, payload.data());
   KvContent content(layout, options.pool);
   content.log.Append(tokens);

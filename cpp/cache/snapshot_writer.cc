@@ -62,7 +62,7 @@ class SnapshotWriter::Sections {
   Hasher hasher_;
 };
 
-SnapshotWriter::SnapshotWriter(const KVCache& cache, bool checkpoints)
+SnapshotWriter::SnapshotWriter(const Conversation& cache, bool checkpoints)
     : layout_(cache.layout_ptr()),
       content_(cache.Export()),
       held_(layout_->groups().size()) {

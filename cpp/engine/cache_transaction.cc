@@ -5,7 +5,7 @@
 
 namespace gkv {
 
-CacheTransaction::CacheTransaction(std::shared_ptr<KVCache> cache,
+CacheTransaction::CacheTransaction(std::shared_ptr<Conversation> cache,
                                    RunLock&& lock,
                                    std::span<const int32_t> prompt)
     : before_(cache->Export()), start_length_(cache->length()) {
@@ -26,7 +26,7 @@ void CacheTransaction::GiveBlocksBack() {
 }
 
 bool CacheTransaction::TruncateLate(size_t length) {
-  const std::shared_ptr<KVCache> cache = ended_cache_.lock();
+  const std::shared_ptr<Conversation> cache = ended_cache_.lock();
   if (cache == nullptr) return true;  // there is nothing left to cut
   const RunLock lock = cache->TryLockAfter(lock_.serial());
   if (!lock) return false;

@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 
 namespace gkv {
 
@@ -17,7 +17,7 @@ class CacheTransaction {
  public:
   // Appends `prompt`. Throws CacheFull, changing nothing, if it does not fit.
   // `lock` is the cache's and is taken over unless this throws.
-  CacheTransaction(std::shared_ptr<KVCache> cache, RunLock&& lock,
+  CacheTransaction(std::shared_ptr<Conversation> cache, RunLock&& lock,
                    std::span<const int32_t> prompt);
   // Undoes a transaction that is still open.
   ~CacheTransaction() { Undo(); }
@@ -25,9 +25,9 @@ class CacheTransaction {
 
   // cache() to GiveBlocksBack() require: open.
   bool open() const { return cache_ != nullptr; }
-  KVCache& cache() const { return *cache_; }
+  Conversation& cache() const { return *cache_; }
   const RunLock& lock() const { return lock_; }
-  // KVCache::Prepare for a step of the request.
+  // Conversation::Prepare for a step of the request.
   KvStepView Prepare(size_t begin, size_t end, std::span<const size_t> keep) {
     return cache_->Prepare(lock_, begin, end, keep, &*before_);
   }
@@ -55,8 +55,8 @@ class CacheTransaction {
  private:
   void Close(bool undo, bool revocable) noexcept;
 
-  std::shared_ptr<KVCache> cache_;
-  std::weak_ptr<KVCache> ended_cache_;
+  std::shared_ptr<Conversation> cache_;
+  std::weak_ptr<Conversation> ended_cache_;
   std::optional<KvContent> before_;
   RunLock lock_;  // destroyed before what it locks
   size_t start_length_ = 0;

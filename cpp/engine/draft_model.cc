@@ -43,7 +43,7 @@ DraftModel::DraftModel(std::shared_ptr<const Model> model, const Model& target,
 
 // Returns the length of the common prefix. The tokens before `begin` are known
 // to be equal.
-size_t DraftModel::CountCommon(const KVCache& a, const KVCache& b,
+size_t DraftModel::CountCommon(const Conversation& a, const Conversation& b,
                                size_t begin) {
   constexpr size_t kPiece = 256;
   const size_t most = std::min(a.length(), b.length());
@@ -65,7 +65,7 @@ size_t DraftModel::CountCommon(const KVCache& a, const KVCache& b,
 // the transcript; null if that is too short.
 std::shared_ptr<DraftConversation> DraftModel::FindMostAlike(
     const Candidate& candidate, size_t& common) const {
-  std::shared_ptr<Conversation> best;
+  std::shared_ptr<DraftConversation> best;
   common = kWorthSharing - 1;
   for (const auto& known : known_) {
     if (known->tenant != candidate.sources.tenant) continue;
@@ -84,19 +84,20 @@ std::shared_ptr<DraftConversation> DraftModel::FindMostAlike(
 // of its transcript.
 void DraftModel::Begin(Candidate& candidate) {
   size_t common = 0;
-  std::shared_ptr<Conversation> mine = FindMostAlike(candidate, common);
+  std::shared_ptr<DraftConversation> mine = FindMostAlike(candidate, common);
   if (mine && mine.use_count() == 2 && common >= mine->known) {
     mine->ended = true;
   } else {
-    auto cache = mine ? std::shared_ptr<KVCache>(mine->cache->Fork())
-                      : std::make_shared<KVCache>(
-                            model_->config.MakeKvLayout(KvDtype::kBF16, 16),
-                            CacheOptions{.capacity_tokens =
-                                             std::numeric_limits<int32_t>::max(),
-                                         .pool = cache_pool_},
-                            model_->config.name);
+    auto cache = mine
+                     ? std::shared_ptr<Conversation>(mine->cache->Fork())
+                     : std::make_shared<Conversation>(
+                           model_->config.MakeKvLayout(KvDtype::kBF16, 16),
+                           CacheOptions{.capacity_tokens =
+                                            std::numeric_limits<int32_t>::max(),
+                                        .pool = cache_pool_},
+                           model_->config.name);
     if (mine) cache->Truncate(common);
-    mine = std::make_shared<Conversation>(std::move(cache));
+    mine = std::make_shared<DraftConversation>(std::move(cache));
     mine->known = mine->cache->length();
     mine->tenant = candidate.sources.tenant;
     known_.push_back(mine);
@@ -110,8 +111,8 @@ void DraftModel::Begin(Candidate& candidate) {
 // Brings the transcript up to the target's, and learns which of the last
 // guesses were right.
 void DraftModel::Follow(Candidate& candidate) {
-  Conversation& c = *candidate.drafted;
-  KVCache& cache = *c.cache;
+  DraftConversation& c = *candidate.drafted;
+  Conversation& cache = *c.cache;
   const size_t length = candidate.cache->length();
   c.used = ++uses_;
   Judge(candidate);
@@ -136,7 +137,7 @@ void DraftModel::Follow(Candidate& candidate) {
 }
 
 // There is no memory for the conversation: its request has no guesses.
-void DraftModel::GiveUp(Conversation& conversation) noexcept {
+void DraftModel::GiveUp(DraftConversation& conversation) noexcept {
   conversation.gave_up = true;
   conversation.before_guesses.reset();
   try {
@@ -168,7 +169,7 @@ void DraftModel::DropBeyond(size_t kept) noexcept {
 
 // ---- What it costs ----
 
-size_t DraftModel::Lag(const Conversation& conversation) {
+size_t DraftModel::Lag(const DraftConversation& conversation) {
   return conversation.known - conversation.next;
 }
 
@@ -177,7 +178,8 @@ double DraftModel::RowSeconds(double step_s) const {
   return known > 0 ? known : kRowShare * RoundSeconds(1, step_s);
 }
 
-double DraftModel::CatchUpSeconds(const Conversation& c, double step_s) const {
+double DraftModel::CatchUpSeconds(const DraftConversation& c,
+                                  double step_s) const {
   return RoundSeconds(1, step_s) +
          static_cast<double>(Lag(c)) * RowSeconds(step_s);
 }
@@ -186,7 +188,7 @@ double DraftModel::CatchUpSeconds(const Conversation& c, double step_s) const {
 
 bool DraftModel::Prepare(Slice& slice, size_t begin, size_t end,
                          size_t outputs) {
-  Conversation& c = *slice.conversation;
+  DraftConversation& c = *slice.conversation;
   do {
     try {
       slice.ids.resize(end - begin);
@@ -225,7 +227,7 @@ bool DraftModel::Run(std::span<Slice> slices) {
     forward_.Step(inputs);
     for (const Slice& slice : slices) CountRows(slice.ids.size());
     for (Slice& slice : slices) {
-      Conversation& c = *slice.conversation;
+      DraftConversation& c = *slice.conversation;
       c.cache->Commit(c.lock, slice.view);
       c.next = slice.view.end;
       c.moved = false;
@@ -285,7 +287,7 @@ bool DraftModel::WorthCatchingUp(Candidate& candidate,
 
 // Reads up to `rows` new tokens, and leaves the last one to a round.
 void DraftModel::CatchUp(Candidate& candidate, size_t rows) {
-  Conversation& c = *candidate.drafted;
+  DraftConversation& c = *candidate.drafted;
   Slice slice{.candidate = &candidate, .conversation = &c};
   const size_t count = std::min(rows, Lag(c) - 1);
   const Clock::time_point begin = Clock::now();
@@ -302,7 +304,7 @@ void DraftModel::Offer(std::span<Candidate* const> requests,
   for (Candidate* const candidate : requests) {
     if (offered_.size() == kMaxRequests) break;
     if (!candidate->drafted) Begin(*candidate);
-    Conversation& c = *candidate->drafted;
+    DraftConversation& c = *candidate->drafted;
     if (c.gave_up) continue;
     Follow(*candidate);
     candidate->record.decoded_s +=
@@ -329,7 +331,7 @@ void DraftModel::MakeGuesses(const GuessCosts& costs) {
   std::vector<Slice> members;
   // The requests may have ended before the next step.
   for (Candidate* const candidate : std::exchange(offered_, {})) {
-    Conversation& c = *candidate->drafted;
+    DraftConversation& c = *candidate->drafted;
     if (candidate->planned > 0 ||
         (Lag(c) >= kNear / 2 &&
          Try(*candidate, CatchUpSeconds(c, costs.step)))) {
@@ -349,7 +351,7 @@ void DraftModel::RunRounds(std::vector<Slice> members) {
   std::vector<Slice> slices;
   slices.reserve(members.size());
   for (Slice& slice : members) {
-    const Conversation& c = *slice.conversation;
+    const DraftConversation& c = *slice.conversation;
     const size_t from = std::max({slice.candidate->sampled_from,
                                   slice.candidate->record.judged, c.next + 1});
     const size_t news = c.known - std::min(c.known, from);
@@ -367,7 +369,7 @@ void DraftModel::RunRounds(std::vector<Slice> members) {
     next.reserve(slices.size());
     for (Slice& slice : slices) {
       Candidate& candidate = *slice.candidate;
-      Conversation& c = *slice.conversation;
+      DraftConversation& c = *slice.conversation;
       for (size_t k = 0; k < slice.seen; ++k) Learn(candidate, k < slice.right);
       if (round == 0) candidate.record.judged = c.known;
       if (!Add(candidate, slice.guess, slice.left)) continue;

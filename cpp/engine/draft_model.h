@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "engine/model_drafter.h"
 #include "engine/output_buffer.h"
 #include "engine/row_consumer.h"
@@ -21,11 +21,11 @@ namespace gkv {
 
 // A draft model's own keys and values of one conversation of the target.
 struct DraftConversation {
-  explicit DraftConversation(std::shared_ptr<KVCache> own)
+  explicit DraftConversation(std::shared_ptr<Conversation> own)
       : cache(std::move(own)), lock(cache->Lock()) {}
   DraftConversation(const DraftConversation&) = delete;
 
-  std::shared_ptr<KVCache> cache;
+  std::shared_ptr<Conversation> cache;
   RunLock lock;  // destroyed before what it locks
   // The cache's transcript begins with so many tokens of the target's
   // transcript; guesses follow.
@@ -59,12 +59,10 @@ class DraftModel : public ModelDrafter {
              ThreadPool& pool, size_t cache_bytes, DraftWork& work);
 
  private:
-  using Conversation = DraftConversation;
-
   // A conversation's part of one step.
   struct Slice {
     Candidate* candidate = nullptr;
-    Conversation* conversation = nullptr;
+    DraftConversation* conversation = nullptr;
     size_t left = 0;  // guesses to make
     std::vector<int32_t> ids = {};
     KvStepView view = {};
@@ -78,11 +76,12 @@ class DraftModel : public ModelDrafter {
   void MakeGuesses(const GuessCosts& costs) override;
 
   void Begin(Candidate& candidate);
-  std::shared_ptr<Conversation> FindMostAlike(const Candidate& candidate,
-                                              size_t& common) const;
-  static size_t CountCommon(const KVCache& a, const KVCache& b, size_t begin);
+  std::shared_ptr<DraftConversation> FindMostAlike(const Candidate& candidate,
+                                                   size_t& common) const;
+  static size_t CountCommon(const Conversation& a, const Conversation& b,
+                            size_t begin);
   void Follow(Candidate& candidate);
-  void GiveUp(Conversation& conversation) noexcept;
+  void GiveUp(DraftConversation& conversation) noexcept;
   bool DropOldest() noexcept;
   void DropBeyond(size_t kept) noexcept;
   bool WorthCatchingUp(Candidate& candidate, const GuessCosts& costs) const;
@@ -92,14 +91,14 @@ class DraftModel : public ModelDrafter {
   bool Run(std::span<Slice> slices);
   void Sample(std::span<Slice> slices);
   double RowSeconds(double step_s) const;
-  double CatchUpSeconds(const Conversation& c, double step_s) const;
-  static size_t Lag(const Conversation& conversation);
+  double CatchUpSeconds(const DraftConversation& c, double step_s) const;
+  static size_t Lag(const DraftConversation& conversation);
 
   ThreadPool& pool_;
   const std::shared_ptr<BlockPool> cache_pool_;
   ForwardPass forward_;
   OutputBuffer rows_;
-  std::list<std::shared_ptr<Conversation>> known_;
+  std::list<std::shared_ptr<DraftConversation>> known_;
   std::vector<Candidate*> offered_;  // of this step
   LearnedTime row_s_;                // of one row of many
   uint64_t uses_ = 0;

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "engine/constraint.h"
 #include "engine/guess_plan.h"
 #include "engine/learned.h"
@@ -39,7 +39,7 @@ struct Candidate {
 
   // ---- What the request says ----
 
-  const KVCache* cache = nullptr;
+  const Conversation* cache = nullptr;
   const RunLock* lock = nullptr;  // of the cache
   RowConsumer* consumer = nullptr;
   Constraint* constraint = nullptr;  // null: none

@@ -108,7 +108,7 @@ class PrefixUse {
     std::shared_ptr<WakeUp> wake_up = nullptr;
   };
 
-  KVCache& cache() const { return stream_.transaction().cache(); }
+  Conversation& cache() const { return stream_.transaction().cache(); }
   bool TakeOver(size_t limit, bool again);
   void AddPoint(size_t position);
   void EndFetch();

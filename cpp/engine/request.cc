@@ -139,7 +139,7 @@ void Request::ComputeMasks(StepSlice& slice) noexcept {
 // sampled one.
 bool Request::TakeRow(StepSlice& slice, size_t row, ThreadPool* pool) {
   const size_t rows = slice.output.rows;
-  KVCache& cache = this->cache();
+  Conversation& cache = this->cache();
   OutputRow output = OutputRow::Of(slice.output, row, slice.row_size,
                                    slice.view.end - rows + row + 1);
   output.last_token = output.position + 1 >= cache.capacity_tokens();

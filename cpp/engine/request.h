@@ -136,7 +136,7 @@ class Request {
   bool holds_blocks() const { return holds_blocks_; }
   TokenStream& stream() const { return *parts_.stream; }
   // Requires: not Ended.
-  KVCache& cache() const { return stream().transaction().cache(); }
+  Conversation& cache() const { return stream().transaction().cache(); }
   PrefixUse& prefix() { return prefix_; }
   const PrefixUse& prefix() const { return prefix_; }
   const std::optional<Clock::time_point>& deadline() const {

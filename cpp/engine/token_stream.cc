@@ -32,7 +32,7 @@ double Seconds(std::chrono::steady_clock::duration duration) {
 
 }  // namespace
 
-TokenStream::TokenStream(std::shared_ptr<KVCache> cache, RunLock&& lock,
+TokenStream::TokenStream(std::shared_ptr<Conversation> cache, RunLock&& lock,
                          std::span<const int32_t> prompt, Options options)
     : options_(std::move(options)),
       transaction_(std::move(cache), std::move(lock), prompt) {

@@ -71,7 +71,7 @@ class TokenStream {
   };
 
   // Takes `lock` over unless it throws; see CacheTransaction.
-  TokenStream(std::shared_ptr<KVCache> cache, RunLock&& lock,
+  TokenStream(std::shared_ptr<Conversation> cache, RunLock&& lock,
               std::span<const int32_t> prompt, Options options);
   TokenStream(const TokenStream&) = delete;
 

@@ -46,7 +46,7 @@ class DraftPass {
   // One guess. Its bits depend on no other row.
   struct Row {
     // The view of the target's cache, of positions up to the view's end and of
-    // readable ones only; see KVCache::View.
+    // readable ones only; see Conversation::View.
     const KvStepView* view = nullptr;
     const KvLayout* layout = nullptr;
     int32_t token = 0;  // the last one, at the view's end; for further guesses,

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <span>
 
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "ops/logits.h"
 
 namespace gkv {
@@ -33,7 +33,7 @@ struct RowOutput {
 // row.
 struct SequenceSlice {
   std::span<const int32_t> tokens;  // ids at the last positions of the view
-  const KvStepView* view;           // of the cache, from KVCache::Prepare
+  const KvStepView* view;           // of the cache, from Conversation::Prepare
   const KvLayout* layout;
   RowOutput output;
 

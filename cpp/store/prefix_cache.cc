@@ -262,7 +262,7 @@ PrefixView::PrefixView(std::shared_ptr<PrefixCache> cache,
       id_{fingerprint, SaltDigest(salt)},
       turn_ends_(std::move(turn_ends)) {}
 
-PrefixOffer PrefixView::Find(const KVCache& cache,
+PrefixOffer PrefixView::Find(const Conversation& cache,
                              std::span<const int32_t> tokens, size_t limit,
                              PrefixFetch* fetch) const {
   PrefixOffer offer;
@@ -292,7 +292,7 @@ PrefixOffer PrefixView::Find(const KVCache& cache,
   return offer;
 }
 
-bool PrefixView::Take(KVCache& cache, const RunLock& lock,
+bool PrefixView::Take(Conversation& cache, const RunLock& lock,
                       const PrefixOffer& offer) const {
   try {
     KvContent content = cache.Export();
@@ -326,7 +326,7 @@ bool PrefixView::Take(KVCache& cache, const RunLock& lock,
 }
 
 std::shared_ptr<PrefixFetch> PrefixView::Fetch(
-    const KVCache& cache, std::span<const int32_t> tokens, size_t limit,
+    const Conversation& cache, std::span<const int32_t> tokens, size_t limit,
     std::span<const size_t> boundaries, std::function<void()> on_done) const {
   PrefixLoader* const loader = cache_->loader();
   if (loader == nullptr || cache.fingerprint() != id_.fingerprint) {
@@ -367,7 +367,7 @@ PrefixMiss PrefixView::MissOf(const PrefixOffer& offer, size_t limit) {
   return match.evicted ? PrefixMiss::kEvicted : PrefixMiss::kDivergent;
 }
 
-void PrefixView::Publish(const KVCache& cache,
+void PrefixView::Publish(const Conversation& cache,
                          std::span<const Checkpoint> points,
                          bool at_end) const noexcept {
   try {
@@ -377,7 +377,7 @@ void PrefixView::Publish(const KVCache& cache,
   }
 }
 
-uint64_t PrefixView::Pin(const KVCache& cache) const {
+uint64_t PrefixView::Pin(const Conversation& cache) const {
   uint64_t pin = 0;
   TakeIn(cache, {}, true, &pin);
   if (pin == 0) {
@@ -388,7 +388,7 @@ uint64_t PrefixView::Pin(const KVCache& cache) const {
   return pin;
 }
 
-void PrefixView::TakeIn(const KVCache& cache,
+void PrefixView::TakeIn(const Conversation& cache,
                         std::span<const Checkpoint> points, bool at_end,
                         uint64_t* pin) const {
   const KvContent content = cache.Export();

@@ -12,7 +12,7 @@
 
 #include "base/mutex.h"
 #include "base/own_process.h"
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "gemmakv/options.h"
 #include "gemmakv/results.h"
 #include "store/address.h"
@@ -175,12 +175,12 @@ class PrefixView {
   // Returns what is known of [0, limit). Its start is 0 if that is worth no
   // more than what `cache` has. `tokens` are those of `cache`. Requires: limit
   // < tokens.size(). `fetch`, which asked for the same, adds what it has found.
-  PrefixOffer Find(const KVCache& cache, std::span<const int32_t> tokens,
+  PrefixOffer Find(const Conversation& cache, std::span<const int32_t> tokens,
                    size_t limit, PrefixFetch* fetch = nullptr) const;
   // Asks the tiers below RAM for more than Find gives. Returns null if there is
   // nothing to ask or to win. `on_done` is called on another thread, unless the
   // fetch is abandoned. Throws std::bad_alloc, std::system_error.
-  std::shared_ptr<PrefixFetch> Fetch(const KVCache& cache,
+  std::shared_ptr<PrefixFetch> Fetch(const Conversation& cache,
                                      std::span<const int32_t> tokens,
                                      size_t limit,
                                      std::span<const size_t> boundaries,
@@ -189,7 +189,7 @@ class PrefixView {
   static PrefixHit HitOf(const PrefixOffer& offer, size_t begin, size_t end);
   // Takes the offer over. Returns false, changing nothing, if there is no
   // memory for copies.
-  bool Take(KVCache& cache, const RunLock& lock,
+  bool Take(Conversation& cache, const RunLock& lock,
             const PrefixOffer& offer) const;
   // Returns why the offer is less than [0, limit).
   static PrefixMiss MissOf(const PrefixOffer& offer, size_t limit);
@@ -197,12 +197,12 @@ class PrefixView {
   // Puts into the index what `cache` has computed, and the points that Commit
   // returned; with `at_end`, also a point at its end. Without memory, puts
   // nothing or a part.
-  void Publish(const KVCache& cache, std::span<const Checkpoint> points,
+  void Publish(const Conversation& cache, std::span<const Checkpoint> points,
                bool at_end) const noexcept;
   // Puts into the index all that `cache` has computed, and keeps it until Unpin
   // of the number that it returns. Throws Mismatch if it was computed by
   // another arithmetic; see PrefixIndex::Publish.
-  uint64_t Pin(const KVCache& cache) const;
+  uint64_t Pin(const Conversation& cache) const;
   // Returns where to take points while positions [begin, tokens.size()) are
   // computed, ascending: at `boundaries`, and at the last candidate of the
   // prompt.
@@ -221,13 +221,13 @@ class PrefixView {
   // Sets the time of one token of a prompt, as measured last.
   void set_seconds_per_token(double seconds) { seconds_per_token_ = seconds; }
   // For a full pool, see PrefixIndex::GiveUp.
-  bool GiveUp(const KVCache& cache) const {
+  bool GiveUp(const Conversation& cache) const {
     return cache_->index().GiveUp(&cache.pool());
   }
 
  private:
   Address Root(const KvLayout& layout) const { return id_.Root(layout); }
-  void TakeIn(const KVCache& cache, std::span<const Checkpoint> points,
+  void TakeIn(const Conversation& cache, std::span<const Checkpoint> points,
               bool at_end, uint64_t* pin) const;
 
   const std::shared_ptr<PrefixCache> cache_;

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 
 namespace gkv {
 namespace {
@@ -22,19 +22,20 @@ const KvLayerSpec kFullLayer{LayerKind::kFull, 1, 32, 0};
 const KvLayerSpec kSlidingLayer{LayerKind::kSliding, 1, 32, 5};
 const KvLayerSpec kRecurrentLayer{LayerKind::kRecurrent, 0, 0, 0, 16, 3};
 
-std::unique_ptr<KVCache> Empty(std::vector<KvLayerSpec> layers, KvDtype dtype) {
+std::unique_ptr<Conversation> Empty(std::vector<KvLayerSpec> layers,
+                                    KvDtype dtype) {
   CacheOptions options;
   options.capacity_tokens = 100;
   options.block_tokens = 16;
   options.checkpoint_bytes = size_t{1} << 20;
-  return std::make_unique<KVCache>(
+  return std::make_unique<Conversation>(
       std::make_shared<KvLayout>(std::move(layers), dtype, 16), options,
       "corpus");
 }
 
 // Adds `count` tokens and computes all but the last `pending`, in steps of
 // five, with keys, values and states that are no numbers of a model.
-void Extend(KVCache& cache, size_t count, size_t pending = 0) {
+void Extend(Conversation& cache, size_t count, size_t pending = 0) {
   std::vector<int32_t> tokens(count);
   std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(cache.length()));
   cache.Append(cache.Lock(), tokens);
@@ -53,7 +54,8 @@ void Extend(KVCache& cache, size_t count, size_t pending = 0) {
   }
 }
 
-void Write(const std::string& folder, const char* name, const KVCache& cache) {
+void Write(const std::string& folder, const char* name,
+           const Conversation& cache) {
   const std::vector<uint8_t> bytes = cache.ToBytes(true);
   const std::string path = folder + "/" + name + ".kv";
   std::ofstream file(path, std::ios::binary);

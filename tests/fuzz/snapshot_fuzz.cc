@@ -34,7 +34,7 @@ struct Bystander {
         16);
     CacheOptions options = snapshot_exercise::Options(pool);
     options.capacity_tokens = 64;
-    cache = std::make_unique<KVCache>(layout, options, "bystander");
+    cache = std::make_unique<Conversation>(layout, options, "bystander");
     std::vector<int32_t> tokens(40);
     std::iota(tokens.begin(), tokens.end(), 1);
     cache->Append(cache->Lock(), tokens);
@@ -48,7 +48,7 @@ struct Bystander {
 
   std::shared_ptr<BlockPool> pool =
       BlockPool::Create(snapshot_exercise::kBudgetBytes);
-  std::unique_ptr<KVCache> cache;
+  std::unique_ptr<Conversation> cache;
   std::vector<uint8_t> bytes;
 };
 

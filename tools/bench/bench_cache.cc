@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "cache/kv_cache.h"
-#include "model/create_kv_cache.h"
+#include "cache/conversation.h"
+#include "model/create_conversation.h"
 
 namespace gkv {
 namespace {
@@ -44,7 +44,7 @@ double Milliseconds(size_t runs, const Fn& fn) {
 
 double Mebibytes(size_t bytes) { return static_cast<double>(bytes) / 0x1p20; }
 
-void Extend(KVCache& cache, size_t length) {
+void Extend(Conversation& cache, size_t length) {
   cache.Append(cache.Lock(), std::vector<int32_t>(length - cache.length(), 7));
   for (size_t at = cache.next_position(); at < length; at += kStepTokens) {
     KvStepView step = cache.Prepare(cache.Lock(), at, std::min(length, at + kStepTokens));
@@ -58,9 +58,9 @@ void Extend(KVCache& cache, size_t length) {
   }
 }
 
-std::shared_ptr<KVCache> Make(ModelType type,
-                              const std::shared_ptr<BlockPool>& pool) {
-  return CreateKVCache(type, {.pool = pool});
+std::shared_ptr<Conversation> Make(ModelType type,
+                                   const std::shared_ptr<BlockPool>& pool) {
+  return CreateConversation(type, {.pool = pool});
 }
 
 void Forks(ModelType type, size_t tokens) {
@@ -69,7 +69,7 @@ void Forks(ModelType type, size_t tokens) {
   Extend(*cache, tokens);
   const size_t used = pool->bytes_in_use();
   const size_t before = mallinfo2().uordblks;
-  std::vector<std::unique_ptr<KVCache>> forks;
+  std::vector<std::unique_ptr<Conversation>> forks;
   const double took =
       Milliseconds(kForks, [&] { forks.push_back(cache->Fork()); });
   const size_t memory = (mallinfo2().uordblks - before) / kForks;
@@ -118,9 +118,10 @@ void Snapshots(ModelType type) {
   std::vector<uint8_t> bytes;
   const double save = Milliseconds(20, [&] { bytes = cache->ToBytes(); });
   const double load =
-      Milliseconds(50, [&] { KVCache::FromBytes(bytes, {.pool = pool}); });
-  const double cold = Milliseconds(
-      5, [&] { KVCache::FromBytes(bytes, {.pool = BlockPool::Create()}); });
+      Milliseconds(50, [&] { Conversation::FromBytes(bytes, {.pool = pool}); });
+  const double cold = Milliseconds(5, [&] {
+    Conversation::FromBytes(bytes, {.pool = BlockPool::Create()});
+  });
   std::printf(
       "snapshot of %zu tokens: %.1f MiB, saved in %.2f ms, restored in "
       "%.2f ms (%.2f ms into fresh memory)\n",

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "ops/kv_strip.h"
 
 // Conversations without a model: distinct keys and values at every place.
@@ -24,7 +24,7 @@ inline std::shared_ptr<const KvLayout> FilledLayout(KvDtype dtype,
 
 // Computes positions [next_position(), end) with distinct keys, values and
 // states at every place, one position a step.
-inline void Fill(KVCache& cache, size_t end) {
+inline void Fill(Conversation& cache, size_t end) {
   const KvLayout& layout = cache.layout();
   const size_t block_tokens = layout.block_tokens();
   for (size_t p = cache.next_position(); p < end; ++p) {
@@ -63,11 +63,11 @@ inline void Fill(KVCache& cache, size_t end) {
 
 // Two layers, a sliding one with a window of 20 tokens and a full one; the last
 // token is pending. The files tests/golden/snapshot_v1_*.kv hold these.
-inline std::unique_ptr<KVCache> Filled(KvDtype dtype, size_t block_tokens,
-                                       size_t length) {
-  auto cache = std::make_unique<KVCache>(FilledLayout(dtype, block_tokens),
-                                         CacheOptions{.capacity_tokens = 500},
-                                         "some-model");
+inline std::unique_ptr<Conversation> Filled(KvDtype dtype, size_t block_tokens,
+                                            size_t length) {
+  auto cache = std::make_unique<Conversation>(
+      FilledLayout(dtype, block_tokens), CacheOptions{.capacity_tokens = 500},
+      "some-model");
   std::vector<int32_t> tokens(length);
   std::iota(tokens.begin(), tokens.end(), 5);
   cache->Append(cache->Lock(), tokens);
@@ -78,8 +78,8 @@ inline std::unique_ptr<KVCache> Filled(KvDtype dtype, size_t block_tokens,
 
 // Layers of all kinds and three checkpoints, at 9, 30 and 37 tokens of 60. The
 // files tests/golden/snapshot_v2_*.kv hold these.
-inline std::unique_ptr<KVCache> FilledHybrid(KvDtype dtype,
-                                             size_t block_tokens) {
+inline std::unique_ptr<Conversation> FilledHybrid(KvDtype dtype,
+                                                  size_t block_tokens) {
   const KvLayerSpec recurrent{
       .kind = LayerKind::kRecurrent, .lru_width = 5, .conv_tail = 3};
   const auto layout = std::make_shared<KvLayout>(
@@ -88,7 +88,7 @@ inline std::unique_ptr<KVCache> FilledHybrid(KvDtype dtype,
                                recurrent,
                                {LayerKind::kFull, 1, 32, 0}},
       dtype, block_tokens);
-  auto cache = std::make_unique<KVCache>(
+  auto cache = std::make_unique<Conversation>(
       layout,
       CacheOptions{.capacity_tokens = 100, .checkpoint_bytes = size_t{1} << 20},
       "some-hybrid");
@@ -108,8 +108,8 @@ inline std::unique_ptr<KVCache> FilledHybrid(KvDtype dtype,
 
 // Two windows, and layers that share; a checkpoint at 30 tokens of 60. The file
 // tests/golden/snapshot_v3.kv holds this one in blocks of 16, bf16.
-inline std::unique_ptr<KVCache> FilledWindows(KvDtype dtype,
-                                              size_t block_tokens) {
+inline std::unique_ptr<Conversation> FilledWindows(KvDtype dtype,
+                                                   size_t block_tokens) {
   std::vector<KvLayerSpec> layers{{LayerKind::kSliding, 1, 32, 12},
                                   {LayerKind::kSliding, 2, 32, 25},
                                   {LayerKind::kFull, 1, 64, 0}};
@@ -117,7 +117,7 @@ inline std::unique_ptr<KVCache> FilledWindows(KvDtype dtype,
     layers.push_back(layers[owner]);
     layers.back().shares = owner;
   }
-  auto cache = std::make_unique<KVCache>(
+  auto cache = std::make_unique<Conversation>(
       std::make_shared<KvLayout>(layers, dtype, block_tokens),
       CacheOptions{.capacity_tokens = 100, .checkpoint_bytes = size_t{1} << 20},
       "some-windows");
@@ -135,7 +135,7 @@ inline std::unique_ptr<KVCache> FilledWindows(KvDtype dtype,
   return cache;
 }
 
-inline void ExpectSame(const KVCache& a, const KVCache& b) {
+inline void ExpectSame(const Conversation& a, const Conversation& b) {
   EXPECT_EQ(a.tokens(), b.tokens());
   EXPECT_EQ(a.fingerprint(), b.fingerprint());
   EXPECT_EQ(a.model_type(), b.model_type());

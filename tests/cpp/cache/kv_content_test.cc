@@ -11,24 +11,24 @@
 #include <numeric>
 #include <vector>
 
+#include "cache/conversation.h"
 #include "cache/filled_cache.h"
-#include "cache/kv_cache.h"
 
 namespace gkv {
 namespace {
 
 constexpr size_t kAll = std::numeric_limits<size_t>::max();
 
-void Extend(KVCache& cache, size_t length) {
+void Extend(Conversation& cache, size_t length) {
   std::vector<int32_t> tokens(length - cache.length());
   std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(cache.length()));
   cache.Append(cache.Lock(), tokens);
   Fill(cache, length);
 }
 
-std::unique_ptr<KVCache> EmptyLike(const KVCache& cache,
-                                   std::shared_ptr<BlockPool> pool = nullptr) {
-  auto empty = std::make_unique<KVCache>(
+std::unique_ptr<Conversation> EmptyLike(
+    const Conversation& cache, std::shared_ptr<BlockPool> pool = nullptr) {
+  auto empty = std::make_unique<Conversation>(
       cache.layout_ptr(),
       CacheOptions{.capacity_tokens = cache.capacity_tokens(),
                    .checkpoint_bytes = cache.checkpoint_bytes(),
@@ -70,7 +70,7 @@ TEST(KvContentTest, GroupsAdoptWhatOthersExportUpToAPosition) {
   const auto other = EmptyLike(*cache, pool);
   other->Adopt(other->Lock(), std::move(content));
   ExpectSame(*cache, *other);
-  for (KVCache* both : {cache.get(), other.get()}) Extend(*both, 90);
+  for (Conversation* both : {cache.get(), other.get()}) Extend(*both, 90);
   ExpectSame(*cache, *other);
 }
 
@@ -173,7 +173,7 @@ TEST(KvContentTest, MappedBlocksAreReadAndCopiedBeforeTheyAreWritten) {
   EXPECT_GE(other->mapped_nbytes(), held);  // and what pads states
   EXPECT_GT(mapped, 4u);
   const size_t before = mapped;
-  for (KVCache* both : {cache.get(), other.get()}) Extend(*both, 90);
+  for (Conversation* both : {cache.get(), other.get()}) Extend(*both, 90);
   ExpectSame(*cache, *other);
   EXPECT_LT(mapped, before) << "blocks that were written or forgotten";
   EXPECT_EQ(other->nbytes(), pool->bytes_in_use());

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "cache/conversation.h"
 #include "cache/filled_cache.h"
-#include "cache/kv_cache.h"
 
 namespace gkv {
 namespace {
@@ -22,8 +22,8 @@ std::shared_ptr<const KvLayout> Layout() {
   return layout;
 }
 
-std::unique_ptr<KVCache> Empty(const std::shared_ptr<BlockPool>& pool) {
-  return std::make_unique<KVCache>(
+std::unique_ptr<Conversation> Empty(const std::shared_ptr<BlockPool>& pool) {
+  return std::make_unique<Conversation>(
       Layout(),
       CacheOptions{.capacity_tokens = 4000,
                    .checkpoint_bytes = size_t{1} << 30,
@@ -31,7 +31,7 @@ std::unique_ptr<KVCache> Empty(const std::shared_ptr<BlockPool>& pool) {
       "");
 }
 
-void Extend(KVCache& cache, size_t length) {
+void Extend(Conversation& cache, size_t length) {
   std::vector<int32_t> tokens(length - cache.length());
   std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(cache.length()));
   cache.Append(cache.Lock(), tokens);
@@ -39,7 +39,7 @@ void Extend(KVCache& cache, size_t length) {
 }
 
 // 400 tokens, a checkpoint at every 50.
-std::unique_ptr<KVCache> WithCheckpoints(
+std::unique_ptr<Conversation> WithCheckpoints(
     const std::shared_ptr<BlockPool>& pool) {
   auto cache = Empty(pool);
   for (size_t length = 50; length <= kLength; length += 50) {
@@ -64,12 +64,11 @@ size_t BytesWithCheckpoints() {
 
 // Whatever was given up: going back to anywhere and on from there holds what a
 // conversation of its own holds.
-void ExpectExact(const KVCache& cache) {
+void ExpectExact(const Conversation& cache) {
   const auto unlimited = BlockPool::Create();
   for (const size_t length : {400, 350, 333, 100, 50, 7}) {
-    const auto fork = KVCache::FromBytes(cache.ToBytes(true),
-                                         {.block_tokens = 16,
-                                          .pool = unlimited});
+    const auto fork = Conversation::FromBytes(
+        cache.ToBytes(true), {.block_tokens = 16, .pool = unlimited});
     const auto expected = Empty(unlimited);
     Extend(*expected, 420);
     fork->Truncate(length);
@@ -152,7 +151,7 @@ TEST(ReclaimTest, ThreadsReclaimFromEachOther) {
   const size_t marked = BytesWithCheckpoints();
   // Enough for all to work at once, not for all checkpoints.
   const auto pool = BlockPool::Create(3 * marked + 3 * plain);
-  std::vector<std::unique_ptr<KVCache>> resting(3);
+  std::vector<std::unique_ptr<Conversation>> resting(3);
   for (auto& cache : resting) cache = WithCheckpoints(pool);
   std::atomic<size_t> full = 0;
   std::vector<std::thread> threads;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 
 // Restores a snapshot of unknown origin and uses what comes of it in every way
 // that needs no model: what the fuzzer and tests of damaged snapshots share.
@@ -46,14 +46,14 @@ inline std::string CheckMessage(std::string_view message) {
 }
 
 // Computes the next positions, as the engine would, without keys or values.
-inline void Step(KVCache& cache) {
+inline void Step(Conversation& cache) {
   const size_t begin = cache.next_position_for_logits();
   const size_t end = std::min(begin + 20, cache.length());
   KvStepView step = cache.Prepare(cache.Lock(), begin, end);
   cache.Commit(cache.Lock(), step);
 }
 
-inline std::string CheckLayers(const KVCache& cache) {
+inline std::string CheckLayers(const Conversation& cache) {
   const std::vector<KvLayerSpec>& layers = cache.layout().layers();
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto [begin, end] = cache.HeldRange(i);
@@ -73,7 +73,7 @@ inline std::string CheckLayers(const KVCache& cache) {
 
 // Rewinds to `keep` and goes on. Everything here may run out of blocks, and
 // nothing else may happen.
-inline std::string Rewind(const KVCache& cache, size_t keep) {
+inline std::string Rewind(const Conversation& cache, size_t keep) {
   const auto fork = cache.Fork();
   const Truncation cost = fork->Truncate(keep);
   if (cost.replay_tokens > keep) return "a replay longer than the cache";
@@ -87,7 +87,7 @@ inline std::string Rewind(const KVCache& cache, size_t keep) {
   return CheckLayers(*fork);
 }
 
-inline std::string CheckCheckpoints(const KVCache& cache) {
+inline std::string CheckCheckpoints(const Conversation& cache) {
   size_t last = 0;
   for (const size_t length : cache.CheckpointLengths()) {
     if (length < last || length > cache.length()) {
@@ -105,10 +105,11 @@ inline std::string CheckCheckpoints(const KVCache& cache) {
   return {};
 }
 
-inline std::string Use(KVCache& cache, const std::shared_ptr<BlockPool>& pool) {
+inline std::string Use(Conversation& cache,
+                       const std::shared_ptr<BlockPool>& pool) {
   for (const bool checkpoints : {true, false}) {
     const std::vector<uint8_t> bytes = cache.ToBytes(checkpoints);
-    const auto again = KVCache::FromBytes(bytes, Options(pool));
+    const auto again = Conversation::FromBytes(bytes, Options(pool));
     if (again->ToBytes(checkpoints) != bytes) return "a second one differs";
     if (again->tokens() != cache.tokens()) return "restored tokens differ";
     if (checkpoints &&
@@ -147,7 +148,7 @@ inline SnapshotOutcome ExerciseSnapshot(
     outcome.violation = CheckMessage(outcome.message);
   };
   try {
-    const auto cache = KVCache::FromBytes(bytes, Options(pool));
+    const auto cache = Conversation::FromBytes(bytes, Options(pool));
     outcome.accepted = true;
     outcome.violation = Use(*cache, pool);
   } catch (const CorruptFile& error) {

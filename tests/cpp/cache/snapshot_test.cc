@@ -11,8 +11,8 @@
 
 #include "base/error.h"
 #include "base/flush_to_zero.h"
+#include "cache/conversation.h"
 #include "cache/filled_cache.h"
-#include "cache/kv_cache.h"
 #include "cache/snapshot_format.h"
 
 namespace gkv {
@@ -25,7 +25,7 @@ TEST(SnapshotTest, RestoresIntoAnyBlockSize) {
       const std::vector<uint8_t> bytes = cache->ToBytes();
       for (const size_t block_tokens : {16, 32, 128}) {
         const auto restored =
-            KVCache::FromBytes(bytes, {.block_tokens = block_tokens});
+            Conversation::FromBytes(bytes, {.block_tokens = block_tokens});
         // Ranges begin at block boundaries of the cache that was saved.
         ExpectSame(*cache, *restored);
         EXPECT_EQ(restored->ToBytes(), bytes);
@@ -59,14 +59,14 @@ TEST(SnapshotTest, Version1FilesOpen) {
   for (const auto& [name, dtype] : files) {
     const auto expected = Filled(dtype, 16, 50);
     for (const size_t block_tokens : {16, 64}) {
-      ExpectSame(*expected, *KVCache::FromBytes(
+      ExpectSame(*expected, *Conversation::FromBytes(
                                 Golden(name), {.block_tokens = block_tokens}));
     }
   }
   // Rewound past the window: what sliding layers hold is of no use.
   const auto lost = Filled(KvDtype::kBF16, 16, 50);
   lost->Truncate(25);
-  const auto restored = KVCache::FromBytes(Golden("snapshot_v1_lost.kv"));
+  const auto restored = Conversation::FromBytes(Golden("snapshot_v1_lost.kv"));
   EXPECT_EQ(restored->tokens(), lost->tokens());
   EXPECT_EQ(restored->CopyLayer(1, false), lost->CopyLayer(1, false));
   lost->Append(lost->Lock(), {{1}});
@@ -74,7 +74,7 @@ TEST(SnapshotTest, Version1FilesOpen) {
   EXPECT_EQ(restored->next_position(), lost->next_position());
 }
 
-void ExpectSameWithCheckpoints(const KVCache& a, const KVCache& b) {
+void ExpectSameWithCheckpoints(const Conversation& a, const Conversation& b) {
   ExpectSame(a, b);
   EXPECT_EQ(a.checkpoint_bytes(), b.checkpoint_bytes());
   ASSERT_EQ(a.CheckpointLengths(), b.CheckpointLengths());
@@ -95,8 +95,8 @@ TEST(SnapshotTest, Version2FilesOpen) {
     const auto expected = FilledHybrid(dtype, 16);
     for (const size_t block_tokens : {16, 64}) {
       ASSERT_NO_FATAL_FAILURE(ExpectSameWithCheckpoints(
-          *expected,
-          *KVCache::FromBytes(Golden(name), {.block_tokens = block_tokens})));
+          *expected, *Conversation::FromBytes(Golden(name),
+                                              {.block_tokens = block_tokens})));
     }
   }
 }
@@ -117,7 +117,7 @@ TEST(SnapshotTest, WindowsAndSharedLayersAreVersion3) {
       EXPECT_EQ(bytes[8], 3);
       for (const size_t block_tokens : {16, 64}) {
         const auto restored =
-            KVCache::FromBytes(bytes, {.block_tokens = block_tokens});
+            Conversation::FromBytes(bytes, {.block_tokens = block_tokens});
         if (checkpoints) {
           ASSERT_NO_FATAL_FAILURE(ExpectSameWithCheckpoints(*cache, *restored));
         }
@@ -133,7 +133,7 @@ TEST(SnapshotTest, Checklist19_EveryFlippedBitOfVersion3IsNoticed) {
   for (size_t i = 0; i < bad.size(); ++i) {
     const uint8_t bit = static_cast<uint8_t>(1u << (i % 8));
     bad[i] ^= bit;
-    EXPECT_THROW(KVCache::FromBytes(bad), Error) << "byte " << i;
+    EXPECT_THROW(Conversation::FromBytes(bad), Error) << "byte " << i;
     bad[i] ^= bit;
   }
 }
@@ -144,8 +144,8 @@ TEST(SnapshotTest, CheckpointsShareWhatTheyHold) {
   for (const size_t block_tokens : {16, 32, 128}) {
     const auto pool = BlockPool::Create();
     const std::vector<uint8_t> bytes = cache->ToBytes(true);
-    const auto restored =
-        KVCache::FromBytes(bytes, {.block_tokens = block_tokens, .pool = pool});
+    const auto restored = Conversation::FromBytes(
+        bytes, {.block_tokens = block_tokens, .pool = pool});
     ASSERT_NO_FATAL_FAILURE(ExpectSameWithCheckpoints(*cache, *restored));
     EXPECT_EQ(restored->ToBytes(true), bytes);
     EXPECT_EQ(restored->nbytes(), pool->bytes_in_use());
@@ -158,21 +158,21 @@ TEST(SnapshotTest, CheckpointsShareWhatTheyHold) {
                         layout.groups()[2].block_bytes) +
                   8 * layout.state_bytes());
   }
-  EXPECT_TRUE(
-      KVCache::FromBytes(cache->ToBytes(false))->CheckpointLengths().empty());
+  EXPECT_TRUE(Conversation::FromBytes(cache->ToBytes(false))
+                  ->CheckpointLengths()
+                  .empty());
 }
 
 TEST(SnapshotTest, ASmallerBudgetKeepsTheLastCheckpoints) {
   const auto cache = FilledHybrid(KvDtype::kBF16, 16);
   const std::vector<uint8_t> bytes = cache->ToBytes(true);
-  const auto none = KVCache::FromBytes(bytes, {.checkpoint_bytes = 0});
+  const auto none = Conversation::FromBytes(bytes, {.checkpoint_bytes = 0});
   EXPECT_TRUE(none->CheckpointLengths().empty());
-  ExpectSame(*none, *KVCache::FromBytes(bytes));
-  const auto few = KVCache::FromBytes(
-      bytes,
-      {.block_tokens = 16,
-       .checkpoint_bytes = cache->layout().checkpoint_bytes() +
-                           cache->layout().state_bytes()});
+  ExpectSame(*none, *Conversation::FromBytes(bytes));
+  const auto few = Conversation::FromBytes(
+      bytes, {.block_tokens = 16,
+              .checkpoint_bytes = cache->layout().checkpoint_bytes() +
+                                  cache->layout().state_bytes()});
   EXPECT_EQ(few->CheckpointLengths().back(), 37u);
 }
 
@@ -193,7 +193,7 @@ TEST(SnapshotTest, PiecesMakeUpTheWhole) {
         std::vector<KvLayerSpec>{{LayerKind::kSliding, 1, 32, 20},
                                  {LayerKind::kFull, 2, 512, 0}},
         dtype, 64);
-    KVCache cache(layout, {.capacity_tokens = 2000}, "");
+    Conversation cache(layout, {.capacity_tokens = 2000}, "");
     cache.Append(cache.Lock(), std::vector<int32_t>(1100, 3));
     Fill(cache, 1099);
     const std::vector<uint8_t> whole = cache.ToBytes();
@@ -208,7 +208,7 @@ TEST(SnapshotTest, PiecesMakeUpTheWhole) {
     EXPECT_EQ(bytes, whole);
     EXPECT_GT(pieces, whole.size() >> 18);
     EXPECT_LT(pieces, (whole.size() >> 17) + 4);
-    const auto restored = KVCache::FromBytes(whole, {.block_tokens = 16});
+    const auto restored = Conversation::FromBytes(whole, {.block_tokens = 16});
     ExpectSame(cache, *restored);
     EXPECT_EQ(restored->ToBytes(), whole);
   }
@@ -227,14 +227,14 @@ TEST(SnapshotTest, ASinkThatThrowsEndsTheWriting) {
 }
 
 TEST(SnapshotTest, EmptyAndLostStatesRestore) {
-  const KVCache empty(FilledLayout(KvDtype::kBF16, 16), {.capacity_tokens = 3},
-                      "");
-  const auto restored = KVCache::FromBytes(empty.ToBytes());
+  const Conversation empty(FilledLayout(KvDtype::kBF16, 16),
+                           {.capacity_tokens = 3}, "");
+  const auto restored = Conversation::FromBytes(empty.ToBytes());
   EXPECT_EQ(restored->length(), 0u);
   EXPECT_EQ(restored->capacity_tokens(), 3u);
   const auto cache = Filled(KvDtype::kBF16, 16, 150);
   cache->Truncate(60);  // past the window: sliding layers hold nothing
-  ExpectSame(*cache, *KVCache::FromBytes(cache->ToBytes()));
+  ExpectSame(*cache, *Conversation::FromBytes(cache->ToBytes()));
 }
 
 // Of the shape of Gemma 3 270M: beside token ids and header within 5 % of the
@@ -245,7 +245,7 @@ TEST(SnapshotTest, SizeIsThatOfTheKeysAndValues) {
     layers[i] = {LayerKind::kFull, 1, 256, 0};
   }
   const auto layout = std::make_shared<KvLayout>(layers, KvDtype::kBF16, 64);
-  KVCache cache(layout, {.capacity_tokens = 4096}, "gemma3-270m");
+  Conversation cache(layout, {.capacity_tokens = 4096}, "gemma3-270m");
   for (const size_t length : {300, 777, 2048, 2500}) {
     cache.Append(cache.Lock(), std::vector<int32_t>(length - cache.length(), 7));
     for (size_t at = cache.next_position(); at < length; at += 128) {
@@ -269,28 +269,29 @@ TEST(SnapshotTest, Checklist19_EveryFlippedBitIsNoticed) {
   for (size_t i = 0; i < bytes.size(); ++i) {
     const uint8_t bit = static_cast<uint8_t>(1u << (i % 8));
     bad[i] ^= bit;
-    EXPECT_THROW(KVCache::FromBytes(bad), Error) << "byte " << i;
+    EXPECT_THROW(Conversation::FromBytes(bad), Error) << "byte " << i;
     bad[i] ^= bit;
   }
-  EXPECT_NO_THROW(KVCache::FromBytes(bad));
+  EXPECT_NO_THROW(Conversation::FromBytes(bad));
 }
 
 TEST(SnapshotTest, Checklist19_EveryTruncationAndExtensionIsNoticed) {
   std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
   for (size_t size = 0; size < bytes.size(); size += size < 300 ? 1 : 97) {
-    EXPECT_THROW(KVCache::FromBytes(std::span(bytes).first(size)), CorruptFile)
+    EXPECT_THROW(Conversation::FromBytes(std::span(bytes).first(size)),
+                 CorruptFile)
         << size;
   }
   bytes.push_back(0);
-  EXPECT_THROW(KVCache::FromBytes(bytes), CorruptFile);
+  EXPECT_THROW(Conversation::FromBytes(bytes), CorruptFile);
 }
 
 TEST(SnapshotTest, Checklist19_ALaterVersionIsAMismatch) {
   std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 20)->ToBytes();
   bytes[8] = kSnapshotVersion + 1;
-  EXPECT_THROW(KVCache::FromBytes(bytes), Mismatch);
+  EXPECT_THROW(Conversation::FromBytes(bytes), Mismatch);
   bytes[8] = 0;
-  EXPECT_THROW(KVCache::FromBytes(bytes), CorruptFile);
+  EXPECT_THROW(Conversation::FromBytes(bytes), CorruptFile);
 }
 
 // Overwrites a number of the header and makes its checksum right again, as an
@@ -327,7 +328,7 @@ TEST(SnapshotTest, Checklist19_AbsurdNumbersWithARightChecksumAreRefused) {
       if (bad == good) continue;
       try {
         // Numbers that fit together by chance are sound: of what is there.
-        const auto restored = KVCache::FromBytes(bad);
+        const auto restored = Conversation::FromBytes(bad);
         EXPECT_EQ(restored->tokens(), cache->tokens()) << "offset " << at;
       } catch (const CorruptFile&) {
         ++refused;
@@ -373,7 +374,7 @@ TEST(SnapshotTest, Checklist19_NumbersThatDoNotFitTogetherAreRefused) {
   };
   for (const auto& c : cases) {
     EXPECT_THROW(
-        KVCache::FromBytes(Forged(good, header_bytes, c.at, c.value, 8)),
+        Conversation::FromBytes(Forged(good, header_bytes, c.at, c.value, 8)),
         CorruptFile)
         << c.what;
   }
@@ -393,7 +394,7 @@ TEST(SnapshotTest, Checklist19_AbsurdNumbersOfVersion3AreRefused) {
       const auto bad = Forged(good, header_bytes, at, value, 4);
       if (bad == good) continue;
       try {
-        const auto restored = KVCache::FromBytes(bad);
+        const auto restored = Conversation::FromBytes(bad);
         EXPECT_EQ(restored->length(), 60u) << "offset " << at;
       } catch (const CorruptFile&) {
         ++refused;
@@ -402,7 +403,7 @@ TEST(SnapshotTest, Checklist19_AbsurdNumbersOfVersion3AreRefused) {
   }
   EXPECT_GT(refused, 300u);
   // Version 2 has one window, whatever its layers say.
-  EXPECT_THROW(KVCache::FromBytes(Forged(good, header_bytes, 8, 2, 4)),
+  EXPECT_THROW(Conversation::FromBytes(Forged(good, header_bytes, 8, 2, 4)),
                CorruptFile);
 }
 
@@ -434,7 +435,7 @@ TEST(SnapshotTest, AnEmptyRangeThatIsNotAtZeroIsRefused) {
       seal(header + 16);
       bytes.resize(bytes.size() + payload);
       seal(bytes.size() - payload);
-      EXPECT_THROW(KVCache::FromBytes(bytes), CorruptFile) << at;
+      EXPECT_THROW(Conversation::FromBytes(bytes), CorruptFile) << at;
     }
   }
 }
@@ -442,7 +443,7 @@ TEST(SnapshotTest, AnEmptyRangeThatIsNotAtZeroIsRefused) {
 TEST(SnapshotTest, Checklist19_APoolThatIsTooSmallLeavesNothingBehind) {
   const std::vector<uint8_t> bytes = Filled(KvDtype::kBF16, 16, 150)->ToBytes();
   const auto pool = BlockPool::Create(20000);
-  EXPECT_THROW(KVCache::FromBytes(bytes, {.pool = pool}), CacheFull);
+  EXPECT_THROW(Conversation::FromBytes(bytes, {.pool = pool}), CacheFull);
   EXPECT_EQ(pool->blocks_in_use(), 0u);
 }
 

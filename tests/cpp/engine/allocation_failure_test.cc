@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/sanitized.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "model/tiny_model.h"
 #include "store/prefix_cache.h"
 
@@ -102,16 +102,17 @@ class AllocationFailureTest : public ::testing::Test {
     draft_ = Load(TypesAround());
   }
 
-  static std::shared_ptr<Gemma> Load(const TinyOptions& tiny) {
+  static std::shared_ptr<Engine> Load(const TinyOptions& tiny) {
     MemorySource source = TinyTensors(tiny);
     LoadOptions options;
     options.threads = 2;
     options.scheduler.always_guess = true;
-    return Gemma::FromTensors(TinyConfig(tiny), source, options);
+    return Engine::FromTensors(TinyConfig(tiny), source, options);
   }
 
-  std::shared_ptr<KVCache> NewCache() {
-    return CreateKVCache(gemma_->config(), {.block_tokens = 16, .pool = pool_});
+  std::shared_ptr<Conversation> NewCache() {
+    return CreateConversation(gemma_->config(),
+                              {.block_tokens = 16, .pool = pool_});
   }
 
   static GenerateOptions Options(uint64_t seed,
@@ -128,7 +129,7 @@ class AllocationFailureTest : public ::testing::Test {
   }
 
   const std::shared_ptr<BlockPool> pool_ = BlockPool::Create();
-  std::shared_ptr<Gemma> gemma_, draft_;
+  std::shared_ptr<Engine> gemma_, draft_;
 };
 
 enum class Guesser { kLookup, kDraft, kDrafter };
@@ -153,7 +154,7 @@ TEST_P(SpeculatingTest, EndsARequestAtMost) {
   if (How() == Speculate::kDraft) gemma_ = gemma_->WithDraft(draft_);
   const Tokens prompts[] = {RandomTokens(40, 1), RandomTokens(25, 2)};
   Tokens expected[2];
-  std::shared_ptr<KVCache> begun[2];
+  std::shared_ptr<Conversation> begun[2];
   for (size_t i = 0; i < 2; ++i) {
     expected[i] =
         gemma_->Generate(NewCache(), prompts[i], Options(i)).token_ids;
@@ -162,7 +163,7 @@ TEST_P(SpeculatingTest, EndsARequestAtMost) {
   }
   size_t failed = 0, whole = 0;
   for (long n = 0;; n += kSanitized ? 7 : 1) {
-    std::shared_ptr<KVCache> caches[] = {NewCache(), NewCache()};
+    std::shared_ptr<Conversation> caches[] = {NewCache(), NewCache()};
     std::shared_ptr<TokenStream> streams[2];
     Tokens read;
     read.reserve(100);
@@ -171,8 +172,8 @@ TEST_P(SpeculatingTest, EndsARequestAtMost) {
       const auto options = [](uint64_t seed) {
         return Options(seed, How());
       };
-      const Gemma::Job jobs[] = {{caches[0], prompts[0], options(0), true},
-                                 {caches[1], prompts[1], options(1)}};
+      const Engine::Job jobs[] = {{caches[0], prompts[0], options(0), true},
+                                  {caches[1], prompts[1], options(1)}};
       allocations_left = n;
       try {
         const auto started = gemma_->Start(jobs);
@@ -220,7 +221,7 @@ TEST_P(SpeculatingTest, EndsARequestAtMost) {
   EXPECT_GT(failed, kSanitized ? 2u : 20u);
   EXPECT_GT(whole, 0u);
   // Blocks and requests are all gone.
-  std::shared_ptr<KVCache> last = NewCache();
+  std::shared_ptr<Conversation> last = NewCache();
   EXPECT_EQ(gemma_->Generate(last, prompts[0], Options(0)).token_ids,
             expected[0]);
   last.reset();
@@ -248,8 +249,8 @@ TEST_F(AllocationFailureTest, ThePrefixCacheStaysWhole) {
     prompt.resize(40 + static_cast<size_t>(n) % 7 * 40);
     const Tokens end = RandomTokens(20, static_cast<uint32_t>(n % 5));
     prompt.insert(prompt.end(), end.begin(), end.end());
-    const std::shared_ptr<KVCache> cache = NewCache();
-    const Gemma::Job job{cache, prompt, Options(1)};
+    const std::shared_ptr<Conversation> cache = NewCache();
+    const Engine::Job job{cache, prompt, Options(1)};
     Tokens found;
     allocations_left = n * 11 % 1200;
     try {
@@ -285,8 +286,8 @@ TEST_F(AllocationFailureTest, AStepIsCommittedOrNot) {
   const Tokens other = RandomTokens(30, 5);
   size_t failed = 0;
   for (long n = 0; n < 60; n += kSanitized ? 3 : 1) {
-    const std::shared_ptr<KVCache> cache = NewCache();
-    const Gemma::Job job{cache, prompt, Options(0), true};
+    const std::shared_ptr<Conversation> cache = NewCache();
+    const Engine::Job job{cache, prompt, Options(0), true};
     const auto stream = gemma_->Start({&job, 1})[0];
     stream->NextEvent();
     while (!stream->waits_for_reader()) std::this_thread::yield();

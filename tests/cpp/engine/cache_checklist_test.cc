@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "base/sanitized.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -31,20 +31,20 @@ class CacheChecklistTest : public ::testing::TestWithParam<std::string> {
     MemorySource source = TinyTensors(tiny);
     LoadOptions options;
     options.threads = 2;
-    gemma_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
+    gemma_ = Engine::FromTensors(TinyConfig(tiny), source, options);
     recurrent_ = gemma_->config().HasLayers(LayerKind::kRecurrent);
     if (tiny.window != 0) window_ = tiny.window;
   }
 
-  std::shared_ptr<KVCache> NewCache(size_t capacity = 0) {
+  std::shared_ptr<Conversation> NewCache(size_t capacity = 0) {
     CacheOptions options;
     options.capacity_tokens = capacity;
     options.block_tokens = 16;
     options.pool = pool_;
-    return CreateKVCache(gemma_->config(), options);
+    return CreateConversation(gemma_->config(), options);
   }
 
-  std::vector<float> Logits(const std::shared_ptr<KVCache>& cache,
+  std::vector<float> Logits(const std::shared_ptr<Conversation>& cache,
                             const Tokens& tokens) {
     std::vector<float> logits(gemma_->config().vocab_size);
     const auto request =
@@ -73,7 +73,7 @@ class CacheChecklistTest : public ::testing::TestWithParam<std::string> {
   }
 
   std::shared_ptr<BlockPool> pool_ = BlockPool::Create();
-  std::shared_ptr<Gemma> gemma_;
+  std::shared_ptr<Engine> gemma_;
   bool recurrent_ = false;
   size_t window_ = 24;  // a unit of length where no layer slides
 };
@@ -109,7 +109,8 @@ TEST_P(CacheChecklistTest, Checklist02_APrefillPastTheWindowKeepsTheWindow) {
 // Gemma 3 270M at its full context: 3 KiB a token and about 8 MiB.
 TEST(CacheChecklist, Checklist10_SlidingLayersHoldTheirWindowOnly) {
   const auto pool = BlockPool::Create();
-  const auto cache = CreateKVCache(ModelType::kGemma3_270M, {.pool = pool});
+  const auto cache =
+      CreateConversation(ModelType::kGemma3_270M, {.pool = pool});
   constexpr size_t kTokens = 32768;
   cache->Append(cache->Lock(), Tokens(kTokens, 1));
   for (size_t at = 0; at < kTokens; at += 128) {
@@ -153,7 +154,7 @@ TEST_P(CacheChecklistTest, Checklist12_AForkAndItsParentNeverSeeEachOther) {
   const Tokens prompt = RandomTokens(2 * window_ + 5, 2);
   const auto parent = NewCache();
   Logits(parent, prompt);
-  const std::shared_ptr<KVCache> fork = parent->Fork();
+  const std::shared_ptr<Conversation> fork = parent->Fork();
   for (uint32_t turn = 0; turn < 4; ++turn) {
     const Tokens left = RandomTokens(7, 100 + turn);
     const Tokens right = RandomTokens(9, 200 + turn);
@@ -191,11 +192,11 @@ TEST_P(CacheChecklistTest, Checklist13_RewindAndRestoreAreExact) {
     const std::vector<float> expected = Logits(NewCache(), Joined(kept, more));
     size_t replay[2];
     for (const bool checkpoints : {false, true}) {
-      const std::shared_ptr<KVCache> rewound =
+      const std::shared_ptr<Conversation> rewound =
           (checkpoints ? marked : cache)->Fork();
       replay[checkpoints] = rewound->Truncate(length).replay_tokens;
       // Saved in the middle of it all, and restored.
-      const std::shared_ptr<KVCache> restored = KVCache::FromBytes(
+      const std::shared_ptr<Conversation> restored = Conversation::FromBytes(
           rewound->ToBytes(checkpoints), {.block_tokens = 64, .pool = pool_});
       EXPECT_EQ(Logits(restored, more), expected) << length;
       EXPECT_EQ(Logits(rewound, more), expected) << length;
@@ -221,7 +222,7 @@ TEST_P(CacheChecklistTest, Checklist14_AFailedRequestLeavesNoTrace) {
   Logits(cache, {tokens.begin(), tokens.begin() + 40});
   ASSERT_TRUE(cache->MakeCheckpoint());
   Logits(cache, {tokens.begin() + 40, tokens.end()});
-  const std::shared_ptr<KVCache> bystander = cache->Fork();
+  const std::shared_ptr<Conversation> bystander = cache->Fork();
   cache->Truncate(3 * window_ + 1);
   const Tokens expected = Expected(Joined(cache->tokens(), prompt), 40);
   const Bytes before = cache->ToBytes(true);
@@ -233,7 +234,7 @@ TEST_P(CacheChecklistTest, Checklist14_AFailedRequestLeavesNoTrace) {
   options.speculate = Speculate::kOff;
   for (size_t k = 1;; k += kSanitized ? 3 : 1) {
     pool_->FailAfter(k);
-    const std::shared_ptr<KVCache> attempt = cache;
+    const std::shared_ptr<Conversation> attempt = cache;
     try {
       EXPECT_EQ(gemma_->Generate(attempt, prompt, options).token_ids, expected);
       break;
@@ -258,8 +259,8 @@ TEST_P(CacheChecklistTest, Checklist14_AFailureThatPassesIsNobodys) {
   }
   // Not those of the oldest one's first step, which nobody can give way to.
   for (size_t k = 4; k < 8; ++k) {
-    std::vector<std::shared_ptr<KVCache>> caches;
-    std::vector<Gemma::Job> jobs;
+    std::vector<std::shared_ptr<Conversation>> caches;
+    std::vector<Engine::Job> jobs;
     for (const Tokens& prompt : prompts) {
       caches.push_back(NewCache());
       jobs.push_back({caches.back(), prompt, Options(6)});
@@ -304,7 +305,7 @@ TEST_P(CacheChecklistTest, Checklist16_ACachedPromptStillGivesLogits) {
     EXPECT_EQ(cache->next_position(), length);
     // A recurrent state goes back to the beginning of the last step only.
     EXPECT_EQ(cache->next_position_for_logits(), recurrent_ ? 0 : length - 1);
-    const std::shared_ptr<KVCache> fork = cache->Fork();
+    const std::shared_ptr<Conversation> fork = cache->Fork();
     EXPECT_EQ(gemma_->Generate(cache, {}, Options(10)).token_ids, expected);
     EXPECT_EQ(gemma_->Generate(fork, {}, Options(10)).token_ids, expected);
   }
@@ -325,7 +326,7 @@ TEST_P(CacheChecklistTest, Checklist17_ReferencesReturnToZero) {
                                     throw std::runtime_error("mine");
                                   }),
                  std::runtime_error);
-    const Gemma::Job job{cache, prompt, Options(500), true};
+    const Engine::Job job{cache, prompt, Options(500), true};
     const auto request = gemma_->Start({&job, 1})[0];
     request->NextEvent(kLong);
     request->Stop(TokenStream::Interrupt::kAbort);
@@ -338,7 +339,7 @@ TEST_P(CacheChecklistTest, Checklist17_ReferencesReturnToZero) {
     EXPECT_EQ(used, cache->nbytes()) << "someone else still holds a block";
     EXPECT_EQ(cache->shared_nbytes(), 0u);
     // A block that a fork refers to outlives its origin.
-    const std::shared_ptr<KVCache> fork = cache->Fork();
+    const std::shared_ptr<Conversation> fork = cache->Fork();
     cache->Reset();
     EXPECT_EQ(pool_->bytes_in_use(), used);
     EXPECT_EQ(fork->nbytes(), used);
@@ -378,7 +379,7 @@ TEST_P(CacheChecklistTest, Checklist20_SavingWhileAnotherGenerates) {
   const auto resting = NewCache();
   Logits(resting, prompt);
   const Bytes rest = resting->ToBytes(true);
-  const Gemma::Job job{running, prompt, Options(200), false};
+  const Engine::Job job{running, prompt, Options(200), false};
   const auto request = gemma_->Start({&job, 1})[0];
   size_t saves = 0;
   Tokens whole = Joined(prompt, expected);
@@ -386,7 +387,7 @@ TEST_P(CacheChecklistTest, Checklist20_SavingWhileAnotherGenerates) {
     EXPECT_EQ(resting->ToBytes(true), rest);
     // The running one is saved as its last step left it.
     const auto saved =
-        KVCache::FromBytes(running->ToBytes(true), {.pool = pool_});
+        Conversation::FromBytes(running->ToBytes(true), {.pool = pool_});
     const Tokens tokens = saved->tokens();
     ASSERT_LE(tokens.size(), whole.size());
     EXPECT_TRUE(std::equal(tokens.begin(), tokens.end(), whole.begin()));

@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "base/sanitized.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "engine/random_requests.h"
 #include "model/tiny_model.h"
 
@@ -24,7 +24,7 @@ namespace {
 using Tokens = std::vector<int32_t>;
 using Streams = std::vector<std::shared_ptr<TokenStream>>;
 
-std::shared_ptr<Gemma> LoadTiny(
+std::shared_ptr<Engine> LoadTiny(
     const TinyOptions& tiny, const SchedulerOptions& scheduler = {},
     std::optional<TensorType> quantize = std::nullopt) {
   MemorySource source = TinyTensors(tiny);
@@ -32,8 +32,8 @@ std::shared_ptr<Gemma> LoadTiny(
   options.threads = 2;
   options.scheduler = scheduler;
   options.quantize = quantize;
-  const std::shared_ptr<Gemma> gemma =
-      Gemma::FromTensors(TinyConfig(tiny), source, options);
+  const std::shared_ptr<Engine> gemma =
+      Engine::FromTensors(TinyConfig(tiny), source, options);
   std::vector<std::string> texts;
   for (size_t i = 0; i < kTinyVocab; ++i) {
     texts.push_back("<" + std::to_string(i) + ">");
@@ -70,10 +70,10 @@ class DraftModelTest : public ::testing::Test {
     draft_ = LoadTiny(tiny, {}, TensorType::kQ8_0);
     gemma_ = LoadTiny(tiny, scheduler)->WithDraft(draft_);
   }
-  std::shared_ptr<KVCache> NewCache(size_t capacity = 0) {
-    return CreateKVCache(gemma_->config(), {.capacity_tokens = capacity,
-                                            .block_tokens = 16,
-                                            .pool = pool_});
+  std::shared_ptr<Conversation> NewCache(size_t capacity = 0) {
+    return CreateConversation(
+        gemma_->config(),
+        {.capacity_tokens = capacity, .block_tokens = 16, .pool = pool_});
   }
 
   std::shared_ptr<BlockPool> pool_ = [] {
@@ -81,12 +81,12 @@ class DraftModelTest : public ::testing::Test {
     pool->set_poison(true);
     return pool;
   }();
-  std::shared_ptr<Gemma> draft_, gemma_;
+  std::shared_ptr<Engine> draft_, gemma_;
 };
 
 TEST_F(DraftModelTest, WhatItCannotBe) {
   Load();
-  const auto refused = [&](const std::shared_ptr<const Gemma>& draft) {
+  const auto refused = [&](const std::shared_ptr<const Engine>& draft) {
     try {
       gemma_->WithDraft(draft);
     } catch (const Error& error) {
@@ -144,11 +144,11 @@ TEST_F(DraftModelTest, FewerStepsOfTheTarget) {
 // what the draft knows of it.
 TEST_F(DraftModelTest, FollowsForksAndRewinds) {
   Load();
-  const std::shared_ptr<KVCache> cache = NewCache();
-  const auto rows = [&](const std::shared_ptr<KVCache>& on,
+  const std::shared_ptr<Conversation> cache = NewCache();
+  const auto rows = [&](const std::shared_ptr<Conversation>& on,
                         const Tokens& prompt) {
     const size_t before = gemma_->stats().draft_rows;
-    const std::shared_ptr<KVCache> same = on->Fork();
+    const std::shared_ptr<Conversation> same = on->Fork();
     const Tokens found =
         gemma_->Generate(on, prompt, Drafted(NoStop(24))).token_ids;
     const size_t took = gemma_->stats().draft_rows - before;
@@ -159,13 +159,13 @@ TEST_F(DraftModelTest, FollowsForksAndRewinds) {
   constexpr size_t kMost = 24 * 15 + 24;
   EXPECT_GT(rows(cache, RandomTokens(600, 1)), 600u);
   const Tokens more = RandomTokens(5, 2);
-  const std::shared_ptr<KVCache> fork = cache->Fork();
+  const std::shared_ptr<Conversation> fork = cache->Fork();
   EXPECT_LT(rows(cache, more), kMost);
   EXPECT_LT(rows(fork, RandomTokens(7, 3)), kMost);
   fork->Truncate(628);  // to where it was forked, a few tokens back
   EXPECT_LT(rows(fork, more), kMost);
-  const std::shared_ptr<KVCache> restored =
-      KVCache::FromBytes(cache->ToBytes());
+  const std::shared_ptr<Conversation> restored =
+      Conversation::FromBytes(cache->ToBytes());
   EXPECT_LT(rows(restored, more), kMost);
 }
 
@@ -192,14 +192,14 @@ TEST_F(DraftModelTest, SaltsFindTheirOwnWithoutAPrefixCache) {
   Load();
   const std::array<uint8_t, 1> salts[] = {{1}, {2}};
   const Tokens prompt = RandomTokens(500, 1);
-  const auto rows = [&](const Gemma& mine) {
+  const auto rows = [&](const Engine& mine) {
     const size_t before = gemma_->stats().draft_rows;
-    std::shared_ptr<Gemma>(mine.WithPrefix(nullptr))
+    std::shared_ptr<Engine>(mine.WithPrefix(nullptr))
         ->Generate(NewCache(), prompt, Drafted(NoStop(20)));
     return gemma_->stats().draft_rows - before;
   };
-  const std::shared_ptr<Gemma> first = gemma_->WithSalt(salts[0]);
-  const std::shared_ptr<Gemma> second = gemma_->WithSalt(salts[1]);
+  const std::shared_ptr<Engine> first = gemma_->WithSalt(salts[0]);
+  const std::shared_ptr<Engine> second = gemma_->WithSalt(salts[1]);
   EXPECT_GT(rows(*first), 480u);
   EXPECT_GT(rows(*second), 480u);
   EXPECT_GT(rows(*gemma_), 480u);  // without a salt
@@ -216,7 +216,7 @@ TEST_F(DraftModelTest, TheTargetKeepsItAlive) {
   // Without it, requests go on, too, and it goes.
   const auto cache = NewCache();
   const auto options = Drafted(NoStop(400));
-  const Gemma::Job job{cache, prompt, options};
+  const Engine::Job job{cache, prompt, options};
   const auto stream = gemma_->Start({&job, 1})[0];
   gemma_ = gemma_->WithDraft(nullptr);
   stream->WaitDone();
@@ -255,7 +255,7 @@ TEST_F(DraftModelTest, LittleMemoryMeansFewerGuesses) {
 
 // A conversation of the machine below, once with guesses and once without.
 struct Pair {
-  std::shared_ptr<KVCache> plain, guessed;
+  std::shared_ptr<Conversation> plain, guessed;
 };
 
 // Conversations that go on, are forked, taken back and restored, several at a
@@ -271,7 +271,7 @@ TEST_P(DraftMachineTest, NoBitChanges) {
   TinyOptions other = TinyFamily("gemma3");
   other.seed = 9;
   other.num_layers = 3;
-  std::vector<std::shared_ptr<Gemma>> drafts = {
+  std::vector<std::shared_ptr<Engine>> drafts = {
       LoadTiny(tiny),  // always right
       LoadTiny(tiny, {}, TensorType::kQ8_0),
       LoadTiny(tiny, {}, TensorType::kQ4_0), LoadTiny(other),
@@ -282,7 +282,7 @@ TEST_P(DraftMachineTest, NoBitChanges) {
       drafts.push_back(LoadTiny(TinyFamily("gemma4-assistant")));
     }
   }
-  std::vector<std::shared_ptr<Gemma>> handles;
+  std::vector<std::shared_ptr<Engine>> handles;
   for (const auto& draft : drafts) handles.push_back(target->WithDraft(draft));
   gemma_ = target;
   const char* const asked = std::getenv("GKV_DRAFT_ROUNDS");
@@ -318,8 +318,8 @@ TEST_P(DraftMachineTest, NoBitChanges) {
           break;
         }
         case 2:
-          pair.guessed = KVCache::FromBytes(pair.guessed->ToBytes(true),
-                                            {.pool = pool_});
+          pair.guessed = Conversation::FromBytes(pair.guessed->ToBytes(true),
+                                                 {.pool = pool_});
           break;
         default:
           pair.guessed->MakeCheckpoint();
@@ -334,7 +334,7 @@ TEST_P(DraftMachineTest, NoBitChanges) {
     std::vector<size_t> read(count), used(count);
     std::vector<size_t> members;
     for (size_t i = 0; i < count; ++i) {
-      const KVCache& cache = *pairs[i].plain;
+      const Conversation& cache = *pairs[i].plain;
       if (cache.length() + 90 > cache.capacity_tokens() &&
           cache.capacity_tokens() > 200) {
         pairs[i].plain->Truncate(30);
@@ -353,8 +353,8 @@ TEST_P(DraftMachineTest, NoBitChanges) {
     for (size_t way = 0; way < 2; ++way) {
       Streams streams;
       for (const size_t i : members) {
-        Gemma::Job job{way == 0 ? pairs[i].plain : pairs[i].guessed, prompts[i],
-                       options[i], streamed};
+        Engine::Job job{way == 0 ? pairs[i].plain : pairs[i].guessed,
+                        prompts[i], options[i], streamed};
         if (way == 1) job.options.speculate = Speculate::kDraft;
         const auto& handle = way == 0 ? target : handles[used[i]];
         streams.push_back(handle->Start({&job, 1})[0]);

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/sanitized.h"
 #include "base/says.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -52,11 +52,11 @@ std::shared_ptr<const Model> Tiny() {
   return model;
 }
 
-std::shared_ptr<Gemma> Load(const TinyOptions& options, size_t threads = 2) {
+std::shared_ptr<Engine> Load(const TinyOptions& options, size_t threads = 2) {
   MemorySource source = TinyTensors(options);
   LoadOptions load;
   load.threads = threads;
-  return Gemma::FromTensors(TinyConfig(options), source, load);
+  return Engine::FromTensors(TinyConfig(options), source, load);
 }
 
 std::string ErrorOf(const std::function<void()>& call) {
@@ -200,7 +200,7 @@ TEST(GemmaEmbedTest, AModelThatGeneratesGivesHiddenStatesOnRequest) {
       const size_t length = texts[t].size();
       std::vector<float> states(length * hidden);
       const auto cache =
-          CreateKVCache(gemma->config(), {.kv_dtype = KvDtype::kF32});
+          CreateConversation(gemma->config(), {.kv_dtype = KvDtype::kF32});
       const auto stream = gemma->StartRows(cache, texts[t], RowOutput::kHidden,
                                            true, states.data());
       while (!stream->WaitDone()) continue;
@@ -229,7 +229,7 @@ TEST(GemmaEmbedTest, AModelOfEmbeddingsGeneratesNothing) {
   TinyOptions causal = TinyFamily("gemma-embedding");
   causal.bidirectional = false;
   causal.dense_dim = 0;
-  const auto cache = CreateKVCache(TinyConfig(causal));
+  const auto cache = CreateConversation(TinyConfig(causal));
   const Tokens prompt = {2, 5};
   float logits[97];
   for (const std::string& error :

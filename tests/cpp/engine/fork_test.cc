@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/mutex.h"
 #include "base/watchdog.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "model/tiny_model.h"
 
 namespace {
@@ -106,15 +106,15 @@ bool Throws(const std::function<void()>& call) {
 
 class ForkTest : public ::testing::Test {
  protected:
-  static std::shared_ptr<Gemma> Load() {
+  static std::shared_ptr<Engine> Load() {
     MemorySource source = TinyTensors(MixedTypes());
     LoadOptions options;
     options.threads = 2;
     options.profile = true;
-    return Gemma::FromTensors(TinyConfig(MixedTypes()), source, options);
+    return Engine::FromTensors(TinyConfig(MixedTypes()), source, options);
   }
-  std::shared_ptr<KVCache> NewCache() {
-    return CreateKVCache(gemma_->config(), {.block_tokens = 16});
+  std::shared_ptr<Conversation> NewCache() {
+    return CreateConversation(gemma_->config(), {.block_tokens = 16});
   }
   static GenerateOptions NoStop(size_t max_tokens) {
     GenerateOptions options;
@@ -124,7 +124,7 @@ class ForkTest : public ::testing::Test {
   }
 
   const Watchdog watchdog_;
-  std::shared_ptr<Gemma> gemma_ = Load();
+  std::shared_ptr<Engine> gemma_ = Load();
   const Tokens prompt_ = {2, 5, 7};
 };
 
@@ -194,7 +194,7 @@ TEST_F(ForkTest, AChildLooksAtARequestOfItsParent) {
   const auto cache = NewCache();
   GenerateOptions options = NoStop(40);
   options.top_logprobs = 2;
-  const Gemma::Job job{cache, prompt_, options, true};
+  const Engine::Job job{cache, prompt_, options, true};
   const auto stream = gemma_->Start({&job, 1})[0];
   while (stream->progress() < 4) std::this_thread::yield();
   // The first event that is read is copied under the lock.
@@ -213,7 +213,7 @@ TEST_F(ForkTest, AChildLooksAtARequestOfItsParent) {
 }
 
 TEST_F(ForkTest, AChildIsToldOfNoEventsOfItsParent) {
-  const Gemma::Job job{NewCache(), prompt_, NoStop(40), true};
+  const Engine::Job job{NewCache(), prompt_, NoStop(40), true};
   const auto stream = gemma_->Start({&job, 1})[0];
   stream->set_on_change([] { ::operator delete(::operator new(1)); });
   EXPECT_EQ(StatusWhile([&] { stream->Tell(); },
@@ -229,7 +229,7 @@ TEST_F(ForkTest, AChildIsToldOfNoEventsOfItsParent) {
 
 // Counts and times of a parent that is in the middle of steps.
 TEST_F(ForkTest, AChildCountsItsOwnSteps) {
-  const Gemma::Job job{NewCache(), prompt_, NoStop(400), true};
+  const Engine::Job job{NewCache(), prompt_, NoStop(400), true};
   const auto stream = gemma_->Start({&job, 1})[0];
   ASSERT_TRUE(stream->NextEvent());
   EXPECT_GT(gemma_->stats().steps, 0u);

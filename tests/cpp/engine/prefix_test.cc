@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "base/sanitized.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "io/temp_folder.h"
 #include "model/tiny_model.h"
 #include "model/weights/packed_file.h"
@@ -57,35 +57,36 @@ class PrefixTest : public ::testing::TestWithParam<std::string> {
     LoadOptions options;
     options.threads = 2;
     options.scheduler = scheduler;
-    gemma_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
+    gemma_ = Engine::FromTensors(TinyConfig(tiny), source, options);
     view_ = View();
   }
   std::shared_ptr<PrefixView> View(const std::string& salt = "") {
     return gemma_->MakePrefixView(prefix_, AsBytes(salt));
   }
-  std::shared_ptr<KVCache> NewCache(
-      std::shared_ptr<BlockPool> pool = nullptr,
-      KvDtype dtype = KvDtype::kBF16, size_t block_tokens = 16) {
-    return CreateKVCache(gemma_->config(), {.kv_dtype = dtype,
-                                            .block_tokens = block_tokens,
-                                            .pool = pool ? pool : pool_});
+  std::shared_ptr<Conversation> NewCache(
+      std::shared_ptr<BlockPool> pool = nullptr, KvDtype dtype = KvDtype::kBF16,
+      size_t block_tokens = 16) {
+    return CreateConversation(gemma_->config(), {.kv_dtype = dtype,
+                                                 .block_tokens = block_tokens,
+                                                 .pool = pool ? pool : pool_});
   }
-  Gemma::Job Job(const std::shared_ptr<KVCache>& cache, const Tokens& prompt,
-                 size_t max_tokens, PrefixMode mode = PrefixMode::kOn) {
-    Gemma::Job job{cache, prompt, NoStop(max_tokens)};
+  Engine::Job Job(const std::shared_ptr<Conversation>& cache,
+                  const Tokens& prompt, size_t max_tokens,
+                  PrefixMode mode = PrefixMode::kOn) {
+    Engine::Job job{cache, prompt, NoStop(max_tokens)};
     job.prefix = {view_, mode, {}};
     return job;
   }
-  GenerateResult Run(const std::shared_ptr<KVCache>& cache,
+  GenerateResult Run(const std::shared_ptr<Conversation>& cache,
                      const Tokens& prompt, size_t max_tokens,
                      PrefixMode mode = PrefixMode::kOn) {
-    const Gemma::Job job = Job(cache, prompt, max_tokens, mode);
+    const Engine::Job job = Job(cache, prompt, max_tokens, mode);
     const auto stream = gemma_->Start({&job, 1})[0];
     stream->WaitDone();
     stream->Confirm();
     return stream->Result();
   }
-  std::vector<float> Logits(const std::shared_ptr<KVCache>& cache,
+  std::vector<float> Logits(const std::shared_ptr<Conversation>& cache,
                             const Tokens& tokens, bool all,
                             const PrefixAccess& use) {
     std::vector<float> logits((all ? tokens.size() : 1) * kVocab);
@@ -106,7 +107,7 @@ class PrefixTest : public ::testing::TestWithParam<std::string> {
   }();
   std::shared_ptr<PrefixCache> prefix_ =
       std::make_shared<PrefixCache>(size_t{256} << 20);
-  std::shared_ptr<Gemma> gemma_;
+  std::shared_ptr<Engine> gemma_;
   std::shared_ptr<PrefixView> view_;
   size_t cached_ = 0;
 };
@@ -153,7 +154,7 @@ TEST_P(PrefixTest, LogitsOfAllPositionsTakeNothingOfTheirOwn) {
 TEST_P(PrefixTest, TheCallersBoundaryIsAPoint) {
   Load(GetParam());
   const Tokens system = Text(300, 1);
-  Gemma::Job job = Job(NewCache(), {}, 1);
+  Engine::Job job = Job(NewCache(), {}, 1);
   const Tokens prompt = Join(system, Text(200, 2));
   job.prompt = prompt;
   job.prefix.boundaries = {290};
@@ -181,7 +182,7 @@ TEST_P(PrefixTest, IdenticalPromptsAtOnceAreReadOnce) {
   const Tokens prompt = Text(500, 1);
   const auto cold = NewCache();
   const GenerateResult expected = Run(cold, prompt, 8, PrefixMode::kOff);
-  std::vector<Gemma::Job> jobs;
+  std::vector<Engine::Job> jobs;
   for (size_t i = 0; i < 32; ++i) jobs.push_back(Job(NewCache(), prompt, 8));
   const size_t before = gemma_->stats().steps;
   const Streams streams = gemma_->Start(jobs);
@@ -199,7 +200,7 @@ TEST_P(PrefixTest, ThoseThatFollowWaitUpToTheCommonPrefixOnly) {
   Load(GetParam());
   const Tokens system = Text(300, 1);
   std::vector<Tokens> prompts;
-  std::vector<Gemma::Job> jobs;
+  std::vector<Engine::Job> jobs;
   for (uint32_t i = 0; i < 6; ++i) {
     prompts.push_back(Join(system, Text(100 + 10 * i, 20 + i)));
   }
@@ -220,9 +221,9 @@ TEST_P(PrefixTest, ACancelledLeaderLeavesWhatItComputed) {
   scheduler.step_rows = 8;
   Load(GetParam(), scheduler);
   const Tokens prompt = Text(900, 1);
-  const Gemma::Job leader = Job(NewCache(), prompt, 4);
+  const Engine::Job leader = Job(NewCache(), prompt, 4);
   const auto first = gemma_->Start({&leader, 1})[0];
-  const Gemma::Job follower = Job(NewCache(), prompt, 4);
+  const Engine::Job follower = Job(NewCache(), prompt, 4);
   const auto second = gemma_->Start({&follower, 1})[0];
   while (gemma_->stats().steps < 30) std::this_thread::yield();
   first->Stop(TokenStream::Interrupt::kAbort);
@@ -240,7 +241,8 @@ TEST_P(PrefixTest, ALeaderWhoseBatchFailsHoldsUpNobody) {
   const Tokens prompt = Text(900, 1);
   std::promise<void> came;
   std::atomic<int> calls = 0;
-  Gemma::Job batch[] = {Job(NewCache(), prompt, 4), Job(NewCache(), prompt, 9)};
+  Engine::Job batch[] = {Job(NewCache(), prompt, 4),
+                         Job(NewCache(), prompt, 9)};
   const Tokens few = Text(4, 2);
   batch[1].prompt = few;
   batch[1].options.logits_processor =
@@ -249,7 +251,7 @@ TEST_P(PrefixTest, ALeaderWhoseBatchFailsHoldsUpNobody) {
         if (++calls == 3) throw std::domain_error("no");
       };
   const Streams streams = gemma_->Start(batch);
-  const Gemma::Job job = Job(NewCache(), prompt, 4);
+  const Engine::Job job = Job(NewCache(), prompt, 4);
   const auto follower = gemma_->Start({&job, 1})[0];
   came.set_value();
   follower->WaitDone();
@@ -263,7 +265,7 @@ TEST_P(PrefixTest, AModelWithAPrefixCacheUsesItWhereOptionsLetIt) {
   Load(GetParam());
   const auto with = gemma_->WithPrefix(view_);
   const Tokens prompt = Text(400, 1);
-  const auto run = [&](Gemma& gemma, PrefixMode mode) {
+  const auto run = [&](Engine& gemma, PrefixMode mode) {
     GenerateOptions options = NoStop(2);
     options.prefix_cache = mode;
     return gemma.Generate(NewCache(), prompt, options).prefix.ram;
@@ -283,7 +285,7 @@ TEST_P(PrefixTest, AModelWithAPrefixCacheUsesItWhereOptionsLetIt) {
 TEST_P(PrefixTest, TenantsDoNotWaitForEachOther) {
   Load(GetParam());
   const Tokens prompt = Text(500, 1);
-  Gemma::Job jobs[] = {Job(NewCache(), prompt, 2), Job(NewCache(), prompt, 2)};
+  Engine::Job jobs[] = {Job(NewCache(), prompt, 2), Job(NewCache(), prompt, 2)};
   jobs[1].prefix.view = View("tenant");
   const Streams streams = gemma_->Start(jobs);
   for (const auto& stream : streams) {
@@ -350,12 +352,12 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
     std::mt19937 rng(seed);
     constexpr KvDtype kDtypes[] = {KvDtype::kF32, KvDtype::kBF16,
                                    KvDtype::kInt8};
-    std::vector<std::shared_ptr<KVCache>> caches;
+    std::vector<std::shared_ptr<Conversation>> caches;
     for (size_t round = 0; goes_on(round); ++round) {
       std::vector<Tokens> prompts;
-      std::vector<std::shared_ptr<KVCache>> used, cold;
+      std::vector<std::shared_ptr<Conversation>> used, cold;
       for (size_t i = rng() % 3; i < 3; ++i) {
-        std::shared_ptr<KVCache> cache;
+        std::shared_ptr<Conversation> cache;
         if (!caches.empty() && rng() % 2 == 0) {
           const size_t which = rng() % caches.size();
           cache = caches[which];
@@ -380,7 +382,7 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
                                 cache->layout().block_tokens()));
         cold.back()->Append(cold.back()->Lock(), cache->tokens());
       }
-      std::vector<Gemma::Job> jobs;
+      std::vector<Engine::Job> jobs;
       for (size_t i = 0; i < used.size(); ++i) {
         jobs.push_back(Job(used[i], prompts[i], rng() % 12));
         jobs.back().streamed = rng() % 4 == 0;
@@ -465,7 +467,7 @@ TEST_P(PrefixTest, NothingOfDamagedWeightsIsWritten) {
   options.threads = 2;
   options.packed_folder = folder.path();
   const auto load = [&] {
-    return Gemma::FromTensors(TinyConfig(tiny), source, options);
+    return Engine::FromTensors(TinyConfig(tiny), source, options);
   };
   const std::string path = load()->packed_report().path;
   std::string bytes = ReadWhole(path);
@@ -502,14 +504,15 @@ TEST_P(PrefixTest, AFetchHoldsUpNobodyElse) {
   prefix_->Clear(PrefixTier::kRam);
   disk->Hang();
   view_->set_seconds_per_token(1e9);  // worth any wait
-  const Gemma::Job job = Job(NewCache(), prompt, 5);
+  const Engine::Job job = Job(NewCache(), prompt, 5);
   const auto waiting = gemma_->Start({&job, 1})[0];
   while (disk->hanging() == 0) std::this_thread::yield();
   EXPECT_EQ(Run(NewCache(), Text(40, 2), 3, PrefixMode::kOff).token_ids.size(),
             3u);
   EXPECT_FALSE(waiting->done());
   // One is cancelled, one runs out of time.
-  Gemma::Job others[] = {Job(NewCache(), prompt, 5), Job(NewCache(), prompt, 5)};
+  Engine::Job others[] = {Job(NewCache(), prompt, 5),
+                          Job(NewCache(), prompt, 5)};
   const auto cancelled = gemma_->Start({&others[0], 1})[0];
   others[1].options.deadline = 0.02;
   const auto late = gemma_->Start({&others[1], 1})[0];
@@ -556,7 +559,7 @@ TEST_P(PrefixTest, AModelMayGoBeforeItsPrefixCache) {
   Run(NewCache(), prompt, 5);
   prefix_->Clear(PrefixTier::kRam);
   disk->set_delay(std::chrono::milliseconds(20));
-  const Gemma::Job job = Job(NewCache(), prompt, 5);
+  const Engine::Job job = Job(NewCache(), prompt, 5);
   const auto stream = gemma_->Start({&job, 1})[0];
   view_ = nullptr;
   gemma_ = nullptr;

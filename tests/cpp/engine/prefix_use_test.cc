@@ -35,7 +35,7 @@ Ids Join(Ids a, const Ids& b) {
 
 // One request, driven by hand.
 struct Driven {
-  std::shared_ptr<KVCache> cache;
+  std::shared_ptr<Conversation> cache;
   std::shared_ptr<TokenStream> stream;
   size_t limit;
   std::unique_ptr<PrefixUse> use;

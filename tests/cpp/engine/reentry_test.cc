@@ -18,7 +18,7 @@
 #include "base/error.h"
 #include "base/watchdog.h"
 #include "engine/constraint.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -45,17 +45,17 @@ Outcome OutcomeOf(const std::function<void()>& call) {
 
 class ReentryTest : public ::testing::Test {
  protected:
-  static std::shared_ptr<Gemma> Load(const SchedulerOptions& scheduler = {}) {
+  static std::shared_ptr<Engine> Load(const SchedulerOptions& scheduler = {}) {
     const TinyOptions tiny = TypesAround();
     MemorySource source = TinyTensors(tiny);
     LoadOptions options;
     options.threads = 2;
     options.scheduler = scheduler;
-    return Gemma::FromTensors(TinyConfig(tiny), source, options);
+    return Engine::FromTensors(TinyConfig(tiny), source, options);
   }
 
-  std::shared_ptr<KVCache> NewCache() {
-    return CreateKVCache(gemma_->config(), {.block_tokens = 16});
+  std::shared_ptr<Conversation> NewCache() {
+    return CreateConversation(gemma_->config(), {.block_tokens = 16});
   }
 
   static GenerateOptions NoStop(size_t max_tokens,
@@ -72,16 +72,17 @@ class ReentryTest : public ::testing::Test {
     return options;
   }
 
-  GenerateResult Generate(Gemma& gemma, std::function<void()> processor = {}) {
+  GenerateResult Generate(Engine& gemma, std::function<void()> processor = {}) {
     return gemma.Generate(NewCache(), kPrompt, NoStop(2, std::move(processor)));
   }
 
   // Runs `call` as a logits_processor on the scheduler's thread and on a worker
   // of its pool at the same time, once each.
   void OnBothThreads(
-      Gemma& gemma, const std::function<void(size_t row, KVCache& own)>& call) {
+      Engine& gemma,
+      const std::function<void(size_t row, Conversation& own)>& call) {
     std::barrier together(2);
-    std::vector<Gemma::Job> jobs;
+    std::vector<Engine::Job> jobs;
     std::array<std::thread::id, 2> threads;
     for (size_t row = 0; row < 2; ++row) {
       const auto cache = NewCache();
@@ -102,19 +103,19 @@ class ReentryTest : public ::testing::Test {
   }
 
   const Watchdog watchdog_;
-  std::shared_ptr<Gemma> gemma_ = Load();
+  std::shared_ptr<Engine> gemma_ = Load();
 };
 
 // Each call that waits for the model, or for a cache that a request uses.
 TEST_F(ReentryTest, ACallThatWouldWaitForItsOwnStepIsTold) {
   const auto used = NewCache();
   const auto embedded = std::array{std::span<const int32_t>(kPrompt)};
-  const Gemma::Job job{used, kPrompt, NoStop(40), true};
+  const Engine::Job job{used, kPrompt, NoStop(40), true};
   const auto stream = gemma_->Start({&job, 1})[0];
   ASSERT_TRUE(stream->NextEvent());
   std::mutex mutex;
   std::vector<std::pair<std::string, Outcome>> found;
-  OnBothThreads(*gemma_, [&](size_t, KVCache& own) {
+  OnBothThreads(*gemma_, [&](size_t, Conversation& own) {
     const auto note = [&](const char* name, const std::function<void()>& call) {
       const Outcome outcome = OutcomeOf(call);
       const std::lock_guard lock(mutex);
@@ -126,8 +127,8 @@ TEST_F(ReentryTest, ACallThatWouldWaitForItsOwnStepIsTold) {
                        [](const TokenEvent&) { return true; });
     });
     note("batch", [&] {
-      const Gemma::Job jobs[] = {{NewCache(), kPrompt, NoStop(2)},
-                                 {NewCache(), kPrompt, NoStop(2)}};
+      const Engine::Job jobs[] = {{NewCache(), kPrompt, NoStop(2)},
+                                  {NewCache(), kPrompt, NoStop(2)}};
       gemma_->Start(jobs);
     });
     std::vector<float> logits(gemma_->config().vocab_size);
@@ -160,12 +161,12 @@ TEST_F(ReentryTest, ACallThatWaitsForNothingWorks) {
   const auto idle = NewCache();
   gemma_->Generate(idle, kPrompt, NoStop(2));
   std::atomic<int> works = 0;
-  OnBothThreads(*gemma_, [&](size_t row, KVCache& own) {
+  OnBothThreads(*gemma_, [&](size_t row, Conversation& own) {
     works += own.length() == 3;
     works += own.tokens() == kPrompt;
     works += own.Fork()->length() == 3;
     works += own.nbytes() + own.shared_nbytes() > 0 || own.computed() == 0;
-    works += KVCache::FromBytes(own.ToBytes())->length() == 3;
+    works += Conversation::FromBytes(own.ToBytes())->length() == 3;
     if (row == 0) works += idle->Truncate(1).replay_tokens == 0;
     works += gemma_->stats().steps > 0;
   });
@@ -178,7 +179,7 @@ TEST_F(ReentryTest, AnotherModelMayBeCalled) {
   const Tokens expected = Generate(*other).token_ids;
   const auto embedded = std::array{std::span<const int32_t>(kPrompt)};
   std::atomic<int> right = 0;
-  OnBothThreads(*gemma_, [&](size_t, KVCache&) {
+  OnBothThreads(*gemma_, [&](size_t, Conversation&) {
     right += Generate(*other).token_ids == expected;
     Tokens read;
     other->Generate(NewCache(), kPrompt, NoStop(2), [&](const TokenEvent& e) {
@@ -198,7 +199,7 @@ TEST_F(ReentryTest, TwoModelsDoNotWaitForEachOther) {
   for (const bool streamed : {false, true}) {
     std::barrier together(2);
     std::array<Outcome, 2> outcomes{};
-    const auto call = [&](Gemma& called, size_t which) {
+    const auto call = [&](Engine& called, size_t which) {
       together.arrive_and_wait();
       outcomes[which] = OutcomeOf([&] {
         called.Generate(NewCache(), kPrompt, NoStop(1),
@@ -219,8 +220,8 @@ TEST_F(ReentryTest, TwoModelsDoNotWaitForEachOther) {
 
 TEST_F(ReentryTest, TwoModelsDoNotReadEachOthersStreams) {
   const auto other = Load();
-  const auto start = [&](Gemma& gemma) {
-    const Gemma::Job job{NewCache(), kPrompt, NoStop(40), true};
+  const auto start = [&](Engine& gemma) {
+    const Engine::Job job{NewCache(), kPrompt, NoStop(40), true};
     return gemma.Start({&job, 1})[0];
   };
   const auto ours = start(*gemma_), theirs = start(*other);
@@ -293,11 +294,11 @@ TEST_F(ReentryTest, AConstraintThatCallsItsModelIsTold) {
   };
   GenerateOptions options = NoStop(3);
   options.speculate = Speculate::kLookup;
-  const Gemma::Job job{.cache = cache,
-                       .prompt = kPrompt,
-                       .options = options,
-                       .constraint = std::make_shared<Caller>(
-                           [&] { call(0); }, [&] { call(1); })};
+  const Engine::Job job{.cache = cache,
+                        .prompt = kPrompt,
+                        .options = options,
+                        .constraint = std::make_shared<Caller>(
+                            [&] { call(0); }, [&] { call(1); })};
   const auto stream = gemma_->Start({&job, 1})[0];
   stream->WaitDone();
   EXPECT_EQ(stream->Result().token_ids.size(), 3u);
@@ -312,11 +313,11 @@ TEST_F(ReentryTest, AStepMayLetGoOfAModel) {
   Generate(*gemma_);
   for (const bool own : {true, false}) {
     auto model = Load();
-    std::shared_ptr<Gemma>* const gone = own ? &model : &gemma_;
+    std::shared_ptr<Engine>* const gone = own ? &model : &gemma_;
     std::promise<void> started;
     const std::shared_future<void> has_started = started.get_future().share();
     std::barrier together(2);
-    std::vector<Gemma::Job> jobs;
+    std::vector<Engine::Job> jobs;
     for (size_t row = 0; row < 2; ++row) {
       jobs.push_back(
           {NewCache(), kPrompt, NoStop(3, [&, row, calls = 0]() mutable {

@@ -112,7 +112,7 @@ class RequestTest : public ::testing::Test {
   }
 
   std::shared_ptr<BlockPool> pool_ = BlockPool::Create();
-  std::shared_ptr<KVCache> cache_ = std::make_shared<KVCache>(
+  std::shared_ptr<Conversation> cache_ = std::make_shared<Conversation>(
       FilledLayout(KvDtype::kBF16, 16),
       CacheOptions{.capacity_tokens = 100, .pool = pool_}, "");
   std::unique_ptr<Request> request_;
@@ -448,7 +448,7 @@ TEST_F(RequestTest, ABatchWaitsForItsLast) {
   const auto batch = std::make_shared<Batch>();
   const auto first = NewStream(20);
   const auto one = cache_;
-  cache_ = std::make_shared<KVCache>(
+  cache_ = std::make_shared<Conversation>(
       FilledLayout(KvDtype::kBF16, 16),
       CacheOptions{.capacity_tokens = 100, .pool = pool_}, "");
   const auto second = NewStream(10);

@@ -63,9 +63,8 @@ class RunQueueTest : public ::testing::Test {
   // A request and its stream; it comes when it is submitted.
   std::shared_ptr<TokenStream> Make(std::list<Request>& requests,
                                     Asked asked) {
-    const std::shared_ptr<KVCache> cache =
-        EmptyConversation(FullLayers(), KvDtype::kBF16, 16,
-                          asked.pool ? asked.pool : pool_);
+    const std::shared_ptr<Conversation> cache = EmptyConversation(
+        FullLayers(), KvDtype::kBF16, 16, asked.pool ? asked.pool : pool_);
     Ids prompt(asked.prompt);
     std::iota(prompt.begin(), prompt.end(), 1);
     auto stream = std::make_shared<TokenStream>(

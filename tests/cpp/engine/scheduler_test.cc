@@ -23,7 +23,7 @@
 
 #include "base/error.h"
 #include "base/sanitized.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "engine/lookup_drafter.h"
 #include "engine/random_requests.h"
 #include "model/tiny_model.h"
@@ -45,7 +45,7 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
     LoadOptions options;
     options.threads = 2;
     options.scheduler = scheduler;
-    gemma_ = Gemma::FromTensors(TinyConfig(tiny), source, options);
+    gemma_ = Engine::FromTensors(TinyConfig(tiny), source, options);
     std::vector<std::string> texts;
     for (size_t i = 0; i < kVocab; ++i) {
       texts.push_back("<" + std::to_string(i) + ">");
@@ -54,11 +54,11 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
         std::vector<std::string_view>(texts.begin(), texts.end())));
   }
 
-  std::shared_ptr<KVCache> NewCache(size_t capacity = 0,
-                                    std::shared_ptr<BlockPool> pool = nullptr) {
-    return CreateKVCache(gemma_->config(), {.capacity_tokens = capacity,
-                                            .block_tokens = 16,
-                                            .pool = pool ? pool : pool_});
+  std::shared_ptr<Conversation> NewCache(
+      size_t capacity = 0, std::shared_ptr<BlockPool> pool = nullptr) {
+    return CreateConversation(gemma_->config(), {.capacity_tokens = capacity,
+                                                 .block_tokens = 16,
+                                                 .pool = pool ? pool : pool_});
   }
 
   static GenerateOptions NoStop(size_t max_tokens) {
@@ -127,7 +127,7 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
     pool->set_poison(true);
     return pool;
   }();
-  std::shared_ptr<Gemma> gemma_;
+  std::shared_ptr<Engine> gemma_;
   const Tokens prompt_ = {2, 5, 7};
 };
 
@@ -136,7 +136,7 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
 TEST_F(SchedulerTest, APromptBesideManyThatDecodeGetsItsTurn) {
   Load();
   std::vector<Tokens> prompts;
-  std::vector<Gemma::Job> jobs;
+  std::vector<Engine::Job> jobs;
   for (uint32_t i = 0; i < 48; ++i) prompts.push_back(RandomTokens(3, i));
   for (const Tokens& prompt : prompts) {
     jobs.push_back({NewCache(), prompt, NoStop(900)});
@@ -177,10 +177,10 @@ TEST_F(SchedulerTest, LaterOnesDoNotPassWhoeverWaits) {
   std::atomic<size_t> passed{0};
   GenerateOptions short_one = NoStop(1);
   short_one.logits_processor = [&](auto...) { passed += !rows->done(); };
-  std::vector<Gemma::Job> jobs;
+  std::vector<Engine::Job> jobs;
   for (int i = 0; i < 300; ++i) jobs.push_back({NewCache(), one, short_one});
   Streams later;
-  for (const Gemma::Job& job : jobs) {
+  for (const Engine::Job& job : jobs) {
     later.push_back(gemma_->Start({&job, 1})[0]);
   }
   Wait(later);
@@ -201,7 +201,7 @@ TEST_F(SchedulerTest, HugeLimitsAreNone) {
     if (limit == &SchedulerOptions::max_running) options.max_queued = 1;
     options.Validate();
     Load(options);
-    std::vector<Gemma::Job> jobs;
+    std::vector<Engine::Job> jobs;
     for (int i = 0; i < (kSanitized ? 70 : 300); ++i) {
       jobs.push_back({NewCache(), {prompt.data(), 5}, NoStop(2)});
     }
@@ -217,11 +217,11 @@ TEST_F(SchedulerTest, TheQueueIsBounded) {
   options.max_queued = 1;
   Load(options);
   const Tokens prompt = RandomTokens(5, 1);
-  std::vector<std::shared_ptr<KVCache>> caches;
+  std::vector<std::shared_ptr<Conversation>> caches;
   Streams running;
   for (int i = 0; i < 3; ++i) {
     caches.push_back(NewCache());
-    const Gemma::Job job{caches.back(), prompt, Slow(NoStop(900))};
+    const Engine::Job job{caches.back(), prompt, Slow(NoStop(900))};
     running.push_back(gemma_->Start({&job, 1})[0]);
   }
   const auto refused = NewCache();
@@ -234,7 +234,7 @@ TEST_F(SchedulerTest, TheQueueIsBounded) {
   while (caches[2]->length() < 8) std::this_thread::yield();
   EXPECT_FALSE(running[1]->done());
   EXPECT_NO_THROW(
-      gemma_->Start(std::vector<Gemma::Job>{{refused, prompt, NoStop(1)}}));
+      gemma_->Start(std::vector<Engine::Job>{{refused, prompt, NoStop(1)}}));
   running[1]->Stop(TokenStream::Interrupt::kCancel);
   running[2]->Stop(TokenStream::Interrupt::kCancel);
   Wait(running);
@@ -256,9 +256,9 @@ TEST_P(ManyRequestsTest, TheWorkForOneDoesNotGrowWithTheOthers) {
       gemma_ = gemma_->WithPrefix(gemma_->MakePrefixView(
           std::make_shared<PrefixCache>(size_t{1} << 20), {}));
     }
-    std::vector<std::shared_ptr<KVCache>> caches;
+    std::vector<std::shared_ptr<Conversation>> caches;
     std::vector<Tokens> prompts;
-    std::vector<Gemma::Job> jobs;
+    std::vector<Engine::Job> jobs;
     for (size_t i = 0; i < count; ++i) {
       caches.push_back(NewCache());
       prompts.push_back({2, static_cast<int32_t>(2 + i % 90)});
@@ -315,11 +315,11 @@ TEST_F(SchedulerTest, WhoWaitsIsStoppedBeforeItsTurn) {
   const auto start = [&](double deadline) {
     GenerateOptions options = NoStop(5);
     options.deadline = deadline;
-    const Gemma::Job job{NewCache(), prompt_, options};
+    const Engine::Job job{NewCache(), prompt_, options};
     return gemma_->Start({&job, 1})[0];
   };
   const auto cache = NewCache();
-  const Gemma::Job first{cache, prompt_, Slow(NoStop(5000))};
+  const Engine::Job first{cache, prompt_, Slow(NoStop(5000))};
   const auto running = gemma_->Start({&first, 1})[0];
   const auto late = start(0.01), cancelled = start(1000), aborted = start(1000);
   cancelled->Stop(TokenStream::Interrupt::kCancel);
@@ -337,8 +337,8 @@ TEST_F(SchedulerTest, WhoWaitsIsStoppedBeforeItsTurn) {
 TEST_F(SchedulerTest, ABatchEndsWhereverItsMembersAre) {
   for (const bool fails : {false, true}) {
     Load({.max_running = 1});
-    std::vector<std::shared_ptr<KVCache>> caches;
-    std::vector<Gemma::Job> jobs;
+    std::vector<std::shared_ptr<Conversation>> caches;
+    std::vector<Engine::Job> jobs;
     for (size_t i = 0; i < 4; ++i) {
       caches.push_back(NewCache());
       GenerateOptions options = NoStop(3);
@@ -368,7 +368,7 @@ TEST_F(SchedulerTest, HalfReadStreamsTakeNoPlace) {
   Load(options);
   const Tokens prompt = RandomTokens(5, 1);
   const auto cache = NewCache();
-  const Gemma::Job job{cache, prompt, NoStop(50), true};
+  const Engine::Job job{cache, prompt, NoStop(50), true};
   const auto stream = gemma_->Start({&job, 1})[0];
   EXPECT_EQ(gemma_->Generate(NewCache(), prompt, NoStop(20)).token_ids.size(),
             20u);
@@ -386,10 +386,10 @@ TEST_F(SchedulerTest, DeadlinesEndWhatRunsAndWhatWaits) {
       gemma_->Generate(NewCache(), prompt, NoStop(900)).token_ids;
   const auto soon = Clock::now() + std::chrono::milliseconds(30);
   const auto running = NewCache(), waiting = NewCache();
-  const Gemma::Job jobs[] = {
+  const Engine::Job jobs[] = {
       {.cache = running, .prompt = prompt, .options = NoStop(900)},
       {.cache = waiting, .prompt = prompt, .options = NoStop(5)}};
-  Gemma::Job first = jobs[0], second = jobs[1];
+  Engine::Job first = jobs[0], second = jobs[1];
   first.deadline = Clock::now() + std::chrono::milliseconds(60);
   second.deadline = soon;
   const auto a = gemma_->Start({&first, 1})[0];
@@ -405,7 +405,7 @@ TEST_F(SchedulerTest, DeadlinesEndWhatRunsAndWhatWaits) {
     EXPECT_EQ(running->length(), prompt.size() + found.size());
   }
   // A stream that nobody reads, too: what it made can still be read.
-  Gemma::Job third{waiting, {}, NoStop(900), true};
+  Engine::Job third{waiting, {}, NoStop(900), true};
   Tokens read;
   FinishReason last = FinishReason::kNone;
   // As much time as it takes for two.
@@ -430,9 +430,9 @@ TEST_F(SchedulerTest, DeadlinesEndWhatRunsAndWhatWaits) {
 
 TEST_F(SchedulerTest, ABatchSucceedsOrFailsAsOne) {
   Load();
-  std::vector<std::shared_ptr<KVCache>> caches;
+  std::vector<std::shared_ptr<Conversation>> caches;
   std::vector<Tokens> before;
-  std::vector<Gemma::Job> jobs;
+  std::vector<Engine::Job> jobs;
   const Tokens prompt = RandomTokens(20, 3);
   for (uint32_t i = 0; i < 4; ++i) {
     caches.push_back(NewCache());
@@ -487,7 +487,7 @@ TEST_F(SchedulerTest, ALateAbortTakesNothingFromOthers) {
   const Tokens prompt = RandomTokens(20, 3);
   for (const bool used : {false, true}) {
     const auto cache = NewCache();
-    const Gemma::Job job{cache, prompt, NoStop(5)};
+    const Engine::Job job{cache, prompt, NoStop(5)};
     const auto stream = gemma_->Start({&job, 1})[0];
     stream->WaitDone();
     if (used) {
@@ -512,7 +512,7 @@ TEST_F(SchedulerTest, AFailingStreamKeepsWhatItDelivered) {
     GenerateOptions options = NoStop(60);
     // A step that has no room for its guesses runs without them.
     options.speculate = Speculate::kOff;
-    const Gemma::Job job{cache, prompt, options, true};
+    const Engine::Job job{cache, prompt, options, true};
     const auto stream = gemma_->Start({&job, 1})[0];
     Tokens read;
     while (read.size() < delivered) {
@@ -549,7 +549,7 @@ TEST_F(SchedulerTest, ReadersAreToldWithoutPolling) {
   Load();
   const auto cache = NewCache();
   const Tokens prompt = RandomTokens(30, 5);
-  const Gemma::Job job{cache, prompt, NoStop(20), true};
+  const Engine::Job job{cache, prompt, NoStop(20), true};
   const auto stream = gemma_->Start({&job, 1})[0];
   std::mutex mutex;
   std::condition_variable changed;
@@ -587,7 +587,7 @@ TEST_P(PreemptionTest, ASmallPoolGivesTheBitsOfALargeOne) {
   // Conversations that end with their requests.
   const auto run = [&](uint32_t i, const std::shared_ptr<BlockPool>& pool) {
     const Tokens tokens = prompt(i);
-    Gemma::Job job{NewCache(0, pool), tokens, Sampled(60, i)};
+    Engine::Job job{NewCache(0, pool), tokens, Sampled(60, i)};
     const auto stream = gemma_->Start({&job, 1})[0];
     job.cache.reset();
     stream->WaitDone();
@@ -640,7 +640,7 @@ TEST_F(SchedulerTest, WhatIsTooLargeForThePoolAloneFails) {
   const auto large = NewCache(0, pool);
   const auto beside = NewCache(0, pool);
   const Tokens shorter = RandomTokens(20, 2);
-  const Gemma::Job job{beside, shorter, NoStop(50)};
+  const Engine::Job job{beside, shorter, NoStop(50)};
   const auto other = gemma_->Start({&job, 1})[0];
   EXPECT_THROW(gemma_->Generate(large, prompt, NoStop(1)), CacheFull);
   EXPECT_EQ(large->length(), 0u);
@@ -688,7 +688,7 @@ TEST_F(SchedulerTest, StreamsGiveWay) {
   const auto pool = BlockPool::Create(BytesOf(prompt.size() + 40));
   for (const bool cancel : {false, true}) {
     const auto cache = NewCache(0, pool);
-    const Gemma::Job job{cache, prompt, NoStop(40), true};
+    const Engine::Job job{cache, prompt, NoStop(40), true};
     const auto stream = gemma_->Start({&job, 1})[0];
     Tokens read = {stream->NextEvent()->token_id};
     while (!stream->waits_for_reader()) std::this_thread::yield();
@@ -717,8 +717,8 @@ TEST_F(SchedulerTest, ABatchThatDoesNotFitIsUndone) {
   gemma_->Generate(probe, prompt, NoStop(10));
   const auto pool = BlockPool::Create(
       std::max(probe->nbytes() * 5 / 2, BytesOf(prompt.size() + 10)));
-  std::vector<std::shared_ptr<KVCache>> caches;
-  std::vector<Gemma::Job> jobs;
+  std::vector<std::shared_ptr<Conversation>> caches;
+  std::vector<Engine::Job> jobs;
   for (int i = 0; i < 4; ++i) {
     caches.push_back(NewCache(0, pool));
     jobs.push_back({caches.back(), prompt, NoStop(10)});
@@ -744,11 +744,11 @@ TEST_F(SchedulerTest, AYoungerBatchGivesBackWhatIsDone) {
     gemma_->Generate(NewCache(0, some), prompt, NoStop(150));
   });
   const auto old = NewCache(0, pool);
-  const Gemma::Job job{old, prompt, NoStop(150), true};
+  const Engine::Job job{old, prompt, NoStop(150), true};
   const auto stream = gemma_->Start({&job, 1})[0];
   while (!stream->waits_for_reader()) std::this_thread::yield();
-  const std::shared_ptr<KVCache> caches[] = {NewCache(0, pool),
-                                             NewCache(0, pool)};
+  const std::shared_ptr<Conversation> caches[] = {NewCache(0, pool),
+                                                  NewCache(0, pool)};
   // It goes on when the old one's reader has come back. It never ends by itself
   // and keeps blocks then, however often that reader is late: there is no room
   // for all of it.
@@ -758,8 +758,8 @@ TEST_F(SchedulerTest, AYoungerBatchGivesBackWhatIsDone) {
     waits = ids.size() >= 25;
     while (waits && !goes_on) std::this_thread::yield();
   };
-  const Gemma::Job batch[] = {{caches[0], prompt, NoStop(1)},
-                              {caches[1], shorter, held}};
+  const Engine::Job batch[] = {{caches[0], prompt, NoStop(1)},
+                               {caches[1], shorter, held}};
   const Streams younger = gemma_->Start(batch);
   while (!waits) std::this_thread::yield();
   Tokens read = {stream->NextEvent()->token_id};
@@ -783,7 +783,7 @@ TEST_F(SchedulerTest, ComesBackWhereItJustFits) {
     gemma_->Generate(NewCache(0, some), prompt, NoStop(230));
   });
   const auto cache = NewCache(0, pool);
-  const Gemma::Job job{cache, prompt, NoStop(230), true};
+  const Engine::Job job{cache, prompt, NoStop(230), true};
   const auto stream = gemma_->Start({&job, 1})[0];
   Tokens read;
   while (read.size() < 200) read.push_back(stream->NextEvent()->token_id);
@@ -804,7 +804,7 @@ TEST_F(SchedulerTest, OtherPoolsAreLeftAlone) {
   const Tokens prompt = RandomTokens(100, 1);
   gemma_->Generate(probe, prompt, NoStop(10));
   const auto elsewhere = NewCache();
-  const Gemma::Job job{elsewhere, prompt, NoStop(900)};
+  const Engine::Job job{elsewhere, prompt, NoStop(900)};
   const auto stream = gemma_->Start({&job, 1})[0];
   while (gemma_->stats().steps < 20) std::this_thread::yield();
   const auto small = BlockPool::Create(probe->nbytes() / 2);
@@ -873,7 +873,7 @@ TEST_P(DrafterTest, GuessesChangeStepsAndNoBit) {
         [](size_t at) { return at % 3 != 2; }};
     for (size_t r = 0; r < rights.size(); ++r) {
       const auto cache = NewCache(capacity);
-      Gemma::Job job{cache, prompt, options};
+      Engine::Job job{cache, prompt, options};
       job.drafter = std::make_shared<KnownTokens>(whole, rights[r]);
       const size_t before = gemma_->stats().steps;
       const auto stream = gemma_->Start({&job, 1})[0];
@@ -890,7 +890,7 @@ TEST_P(DrafterTest, GuessesChangeStepsAndNoBit) {
       // The caches are the same to the bit, and so is what follows.
       EXPECT_EQ(cache->tokens(), plain->tokens());
       if (cache->length() == cache->capacity_tokens()) continue;
-      const std::shared_ptr<KVCache> a = plain->Fork(), b = cache->Fork();
+      const std::shared_ptr<Conversation> a = plain->Fork(), b = cache->Fork();
       EXPECT_EQ(gemma_->Generate(a, {}, Sampled(5, 9)).logprobs,
                 gemma_->Generate(b, {}, Sampled(5, 9)).logprobs);
       for (size_t layer = 0; layer < a->layout().layers().size(); ++layer) {
@@ -899,7 +899,7 @@ TEST_P(DrafterTest, GuessesChangeStepsAndNoBit) {
         } else {
           const auto [from_a, to] = a->HeldRange(layer);
           const size_t from = std::max(from_a, b->HeldRange(layer).first);
-          const auto tail = [&](const KVCache& c, bool values) {
+          const auto tail = [&](const Conversation& c, bool values) {
             const KvLayerSpec& spec = c.layout().layers()[layer];
             std::vector<float> copy = c.CopyLayer(layer, values);
             copy.erase(copy.begin(),
@@ -925,7 +925,7 @@ TEST_P(DrafterTest, CancelledInTheMiddle) {
   whole.insert(whole.end(), tokens.begin(), tokens.end());
   for (const size_t keep : {1, 2, 5, 11, 30}) {
     const auto cache = NewCache();
-    Gemma::Job job{cache, prompt, NoStop(40), true};
+    Engine::Job job{cache, prompt, NoStop(40), true};
     job.drafter = std::make_shared<KnownTokens>(
         whole, [](size_t at) { return at % 7 != 0; });
     const auto stream = gemma_->Start({&job, 1})[0];
@@ -962,7 +962,7 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
   for (size_t round = 0; goes_on(round); ++round) {
     const size_t count = 1 + rng() % 10;
     std::vector<Tokens> prompts;
-    std::vector<Gemma::Job> jobs[3];
+    std::vector<Engine::Job> jobs[3];
     std::vector<size_t> read;
     const bool streamed = rng() % 3 == 0;
     for (size_t i = 0; i < count; ++i) {
@@ -1010,7 +1010,7 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
       // What follows is the same, too.
       if (round % 4 != 0) continue;
       const auto next = [&](size_t way) {
-        const std::shared_ptr<KVCache> fork = jobs[way][i].cache->Fork();
+        const std::shared_ptr<Conversation> fork = jobs[way][i].cache->Fork();
         if (fork->length() == 0 ||
             fork->length() + 3 > fork->capacity_tokens()) {
           return std::vector<float>();
@@ -1048,9 +1048,9 @@ TEST_F(SchedulerTest, ABadDrafterFailsAlone) {
   for (const bool throws : {false, true}) {
     const auto cache = NewCache();
     const auto beside = NewCache();
-    Gemma::Job job{cache, prompt, NoStop(40)};
+    Engine::Job job{cache, prompt, NoStop(40)};
     job.drafter = std::make_shared<Bad>(throws);
-    const Gemma::Job good{beside, prompt, NoStop(40)};
+    const Engine::Job good{beside, prompt, NoStop(40)};
     const auto a = gemma_->Start({&job, 1})[0];
     const auto b = gemma_->Start({&good, 1})[0];
     a->WaitDone();
@@ -1083,8 +1083,8 @@ TEST_P(DrafterTest, GuessesFailNoRequestForWantOfRoom) {
     Tokens whole = prompt;
     whole.insert(whole.end(), expected.token_ids.begin(),
                  expected.token_ids.end());
-    const auto start = [&](const std::shared_ptr<KVCache>& cache) {
-      Gemma::Job job{cache, prompt, options};
+    const auto start = [&](const std::shared_ptr<Conversation>& cache) {
+      Engine::Job job{cache, prompt, options};
       job.drafter = std::make_shared<KnownTokens>(
           whole, [](size_t at) { return at % 3 != 0; });
       return gemma_->Start({&job, 1})[0];
@@ -1121,7 +1121,7 @@ TEST_F(SchedulerTest, GuessesLeaveRowsToPrompts) {
     }
   };
   const auto cache = NewCache();
-  Gemma::Job job{cache, prompt, Slow(NoStop(300))};
+  Engine::Job job{cache, prompt, Slow(NoStop(300))};
   job.drafter = std::make_shared<Same>();
   const auto stream = gemma_->Start({&job, 1})[0];
   while (cache->length() < prompt.size() + 2) std::this_thread::yield();
@@ -1151,7 +1151,7 @@ TEST_P(DrafterTest, NobodyGivesWayToGuesses) {
       gemma_->Generate(idle, prompt, NoStop(1));
       idle->MakeCheckpoint();
       gemma_->Generate(idle, more, NoStop(1));
-      Gemma::Job job{NewCache(0, pool), prompt, options};
+      Engine::Job job{NewCache(0, pool), prompt, options};
       if (guesses) {
         job.drafter = std::make_shared<KnownTokens>(
             whole, [](size_t at) { return at % 3 != 0; });
@@ -1248,7 +1248,7 @@ TEST_F(SchedulerTest, ConstraintsHoldForGreedyAndSampledRows) {
   for (const GenerateOptions& options : {NoStop(100), Sampled(100, 8)}) {
     const auto run = [&](std::shared_ptr<Drafter> drafter) {
       const auto cache = NewCache();
-      Gemma::Job job{cache, prompt, options};
+      Engine::Job job{cache, prompt, options};
       job.constraint = constraint;
       job.drafter = std::move(drafter);
       const auto stream = gemma_->Start({&job, 1})[0];
@@ -1299,7 +1299,7 @@ TEST_F(SchedulerTest, ALateCancelIsNoUse) {
   Load();
   const Tokens prompt = RandomTokens(20, 3);
   const auto cache = NewCache();
-  const Gemma::Job job{cache, prompt, NoStop(2), true};
+  const Engine::Job job{cache, prompt, NoStop(2), true};
   const auto first = gemma_->Start({&job, 1})[0];
   first->WaitDone();
   const auto second = gemma_->Start({&job, 1})[0];
@@ -1321,7 +1321,7 @@ TEST_F(SchedulerTest, AStreamOfRightGuessesEndsWithItsReader) {
   whole.insert(whole.end(), all.token_ids.begin(), all.token_ids.end());
   const auto cache = NewCache();
   const auto start = [&] {
-    Gemma::Job job{cache, prompt, NoStop(8), true};
+    Engine::Job job{cache, prompt, NoStop(8), true};
     job.drafter =
         std::make_shared<KnownTokens>(whole, [](size_t) { return true; });
     return gemma_->Start({&job, 1})[0];
@@ -1359,7 +1359,7 @@ TEST_F(SchedulerTest, AStreamOfRightGuessesEndsWithItsReader) {
   for (auto time = std::chrono::milliseconds(20); !made; time *= 3) {
     ASSERT_LT(time, std::chrono::minutes(2));
     cache->Truncate(0);
-    Gemma::Job late{cache, prompt, NoStop(8), true};
+    Engine::Job late{cache, prompt, NoStop(8), true};
     late.drafter =
         std::make_shared<KnownTokens>(whole, [](size_t) { return true; });
     late.deadline = Clock::now() + time;
@@ -1379,7 +1379,7 @@ TEST_F(SchedulerTest, ACancelledStreamWaitsForNoReader) {
   Load();
   const Tokens prompt = RandomTokens(20, 3);
   const auto cache = NewCache();
-  const Gemma::Job job{cache, prompt, NoStop(50), true};
+  const Engine::Job job{cache, prompt, NoStop(50), true};
   const auto stream = gemma_->Start({&job, 1})[0];
   while (!stream->waits_for_reader()) std::this_thread::yield();
   struct Slow : Constraint {
@@ -1400,7 +1400,7 @@ TEST_F(SchedulerTest, ACancelledStreamWaitsForNoReader) {
   };
   std::atomic<int> calls{0};
   const auto beside = NewCache();
-  Gemma::Job slow{beside, prompt, NoStop(1)};
+  Engine::Job slow{beside, prompt, NoStop(1)};
   slow.constraint = std::make_shared<Slow>(calls);
   const auto other = gemma_->Start({&slow, 1})[0];
   while (calls == 0) std::this_thread::yield();
@@ -1431,7 +1431,7 @@ TEST_F(SchedulerTest, AConstraintSaysWhereAStopIdMayCome) {
   const std::vector<std::set<int32_t>> three(3, std::set<int32_t>{5, 6, 7});
   for (const bool early : {false, true}) {
     const auto cache = NewCache();
-    Gemma::Job job{cache, prompt, options};
+    Engine::Job job{cache, prompt, options};
     job.constraint = std::make_shared<Steps>(three, early);
     const auto stream = gemma_->Start({&job, 1})[0];
     stream->WaitDone();
@@ -1447,12 +1447,12 @@ TEST_F(SchedulerTest, SamplesWithConstraintsAreAlone) {
   const Tokens prompt = RandomTokens(20, 7);
   const std::vector<std::set<int32_t>> steps(20, {5, 6, 7, 8, 9});
   const auto constraint = std::make_shared<Steps>(steps, false);
-  std::vector<Gemma::Job> jobs;
+  std::vector<Engine::Job> jobs;
   std::vector<Tokens> expected;
   for (uint32_t i = 0; i < 4; ++i) {
     jobs.push_back({NewCache(), prompt, Sampled(30, i)});
     jobs.back().constraint = constraint;
-    Gemma::Job alone = jobs.back();
+    Engine::Job alone = jobs.back();
     alone.cache = NewCache();
     const auto stream = gemma_->Start({&alone, 1})[0];
     stream->WaitDone();
@@ -1480,9 +1480,9 @@ TEST_F(SchedulerTest, AConstraintThatThrowsFailsAlone) {
   };
   const Tokens prompt = RandomTokens(20, 7);
   const auto cache = NewCache(), beside = NewCache();
-  Gemma::Job bad{cache, prompt, NoStop(40)};
+  Engine::Job bad{cache, prompt, NoStop(40)};
   bad.constraint = std::make_shared<Bad>();
-  const Gemma::Job good{beside, prompt, NoStop(40)};
+  const Engine::Job good{beside, prompt, NoStop(40)};
   const auto a = gemma_->Start({&bad, 1})[0];
   const auto b = gemma_->Start({&good, 1})[0];
   a->WaitDone();
@@ -1491,7 +1491,7 @@ TEST_F(SchedulerTest, AConstraintThatThrowsFailsAlone) {
   b->WaitDone();
   EXPECT_EQ(b->Result().token_ids.size(), 40u);
   // Nothing allowed, and no end either.
-  Gemma::Job stuck{cache, prompt, NoStop(40)};
+  Engine::Job stuck{cache, prompt, NoStop(40)};
   stuck.constraint =
       std::make_shared<Steps>(std::vector<std::set<int32_t>>{{1}, {}}, false);
   const auto c = gemma_->Start({&stuck, 1})[0];
@@ -1631,7 +1631,7 @@ TEST_P(DrafterTest, ForcedTokensChangeNoBit) {
     const size_t count = 1 + rng() % 8;
     std::vector<Tokens> prompts;
     std::vector<size_t> read;
-    std::vector<Gemma::Job> jobs[3];
+    std::vector<Engine::Job> jobs[3];
     const bool streamed = rng() % 3 == 0;
     for (size_t i = 0; i < count; ++i) {
       prompts.push_back(RepetitiveTokens(1 + rng() % 60, rng));
@@ -1653,7 +1653,7 @@ TEST_P(DrafterTest, ForcedTokensChangeNoBit) {
       for (size_t way = 0; way < 3; ++way) {
         jobs[way].push_back(
             {NewCache(capacity), prompts[i], options, streamed});
-        Gemma::Job& job = jobs[way].back();
+        Engine::Job& job = jobs[way].back();
         job.options.speculate = way == 0 ? Speculate::kOff : Speculate::kLookup;
         if (way == 1) job.drafter = std::make_shared<NoGuesses>();
         job.constraint = constraint;
@@ -1662,7 +1662,7 @@ TEST_P(DrafterTest, ForcedTokensChangeNoBit) {
     std::vector<Reply> replies[3];
     for (size_t way = 0; way < 3; ++way) {
       Streams streams;
-      for (const Gemma::Job& job : jobs[way]) {
+      for (const Engine::Job& job : jobs[way]) {
         streams.push_back(gemma_->Start({&job, 1})[0]);
       }
       for (size_t i = 0; i < count; ++i) {
@@ -1713,11 +1713,11 @@ TEST_P(DrafterTest, ForcedTokensChangeNoBit) {
       if (round % 4 != 0 || (streamed && failed)) continue;
       // Forks of them go on alike, with the same constraint once more.
       const auto next = [&](size_t way) {
-        const std::shared_ptr<KVCache> fork = jobs[way][i].cache->Fork();
+        const std::shared_ptr<Conversation> fork = jobs[way][i].cache->Fork();
         if (fork->length() < 2) return Tokens();
         fork->Truncate(fork->length() - 1);
         const Tokens again = {7};
-        Gemma::Job job{fork, again, Sampled(20, 9)};
+        Engine::Job job{fork, again, Sampled(20, 9)};
         job.options.speculate = jobs[way][i].options.speculate;
         job.constraint = jobs[way][i].constraint;
         return ReplyOf(*gemma_->Start({&job, 1})[0]).result.token_ids;
@@ -1740,7 +1740,7 @@ TEST_F(SchedulerTest, ForcedTokensComeSeveralAStep) {
   forms.push_back({40, 41});
   const auto run = [&](Speculate how, GenerateOptions options) {
     options.speculate = how;
-    Gemma::Job job{NewCache(), prompt, options};
+    Engine::Job job{NewCache(), prompt, options};
     job.drafter = std::make_shared<NoGuesses>();
     job.constraint = std::make_shared<Forcing>(forms, false);
     const size_t before = gemma_->stats().steps;
@@ -1782,9 +1782,9 @@ TEST_F(SchedulerTest, ABadAnswerToWhatIsForcedFailsAlone) {
     const auto counts = std::make_shared<Forcing::Counts>();
     counts->good = 1;
     const auto cache = NewCache(), beside = NewCache();
-    Gemma::Job bad{cache, prompt, NoStop(40)};
+    Engine::Job bad{cache, prompt, NoStop(40)};
     bad.constraint = std::make_shared<Forcing>(forms, false, says, counts);
-    const Gemma::Job good{beside, prompt, NoStop(40)};
+    const Engine::Job good{beside, prompt, NoStop(40)};
     const auto a = gemma_->Start({&bad, 1})[0];
     const auto b = gemma_->Start({&good, 1})[0];
     const std::string error = ReplyOf(*a).error;
@@ -1810,11 +1810,11 @@ TEST_F(SchedulerTest, ALateAnswerToWhatIsForcedIsDoneWithout) {
   const std::vector<std::set<int32_t>> forms(400, std::set<int32_t>{7});
   GenerateOptions options = NoStop(60);
   options.speculate = Speculate::kOff;
-  Gemma::Job plain{NewCache(), prompt, options};
+  Engine::Job plain{NewCache(), prompt, options};
   plain.constraint = std::make_shared<Forcing>(forms, false);
   const GenerateResult expected =
       ReplyOf(*gemma_->Start({&plain, 1})[0]).result;
-  Gemma::Job late{NewCache(), prompt, NoStop(60)};
+  Engine::Job late{NewCache(), prompt, NoStop(60)};
   late.drafter = std::make_shared<NoGuesses>();
   // An answer that takes longer than many steps, however busy the machine is.
   std::shared_ptr<Forcing::Counts> counts;
@@ -1851,10 +1851,10 @@ TEST_F(SchedulerTest, AStreamWithForcedTokensGivesWay) {
   const Tokens prompt = RandomTokens(100, 1);
   std::mt19937 rng(5);
   const std::vector<std::set<int32_t>> forms = RandomForms(40, rng);
-  const auto start = [&](std::shared_ptr<KVCache> cache, Speculate how) {
+  const auto start = [&](std::shared_ptr<Conversation> cache, Speculate how) {
     GenerateOptions options = Sampled(100, 4);
     options.speculate = how;
-    Gemma::Job job{std::move(cache), prompt, options, true};
+    Engine::Job job{std::move(cache), prompt, options, true};
     job.constraint = std::make_shared<Forcing>(forms, false);
     return gemma_->Start({&job, 1})[0];
   };
@@ -1886,7 +1886,7 @@ TEST_F(SchedulerTest, HiddenStatesAreTheSameInAnyStep) {
   const size_t width = gemma_->config().hidden_size;
   const Tokens tokens = RandomTokens(150, 7);
   std::vector<float> all(tokens.size() * width), last(width);
-  const auto rows = [&](const std::shared_ptr<KVCache>& cache,
+  const auto rows = [&](const std::shared_ptr<Conversation>& cache,
                         std::span<const int32_t> ids, bool all_positions,
                         float* out) {
     const auto stream =

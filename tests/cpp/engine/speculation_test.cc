@@ -64,9 +64,9 @@ struct Made {
     candidate.decodes = candidate.is_new = true;
     candidate.most = 7;
   }
-  std::shared_ptr<KVCache> cache = std::make_shared<KVCache>(
-      FilledLayout(KvDtype::kBF16, 16), CacheOptions{.capacity_tokens = 100},
-      "");
+  std::shared_ptr<Conversation> cache =
+      std::make_shared<Conversation>(FilledLayout(KvDtype::kBF16, 16),
+                                     CacheOptions{.capacity_tokens = 100}, "");
   RunLock lock = cache->Lock();
   std::shared_ptr<Says> drafter;
   Candidate candidate;

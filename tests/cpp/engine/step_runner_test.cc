@@ -17,7 +17,7 @@
 #include "base/fp_environment.h"
 #include "engine/drafter.h"
 #include "engine/row_consumer.h"
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -45,7 +45,7 @@ class StepRunnerTest : public ::testing::Test {
   };
   std::shared_ptr<TokenStream> Submit() { return Submit(Asked{}); }
   std::shared_ptr<TokenStream> Submit(Asked asked) {
-    const auto cache = CreateKVCache(
+    const auto cache = CreateConversation(
         model_->config,
         {.block_tokens = 16, .pool = asked.blocks ? asked.blocks : blocks_});
     Ids prompt(asked.prompt);
@@ -189,7 +189,7 @@ TEST_F(StepRunnerTest, MasksHoldForTheirOwnRequest) {
 // Room for one request and a part of another one.
 TEST_F(StepRunnerTest, TheYoungerGivesWayAndComesBack) {
   const Ids expected = TokensOf(Submit({.prompt = 60, .tokens = 8}));
-  const auto probe = CreateKVCache(model_->config, {.block_tokens = 16});
+  const auto probe = CreateConversation(model_->config, {.block_tokens = 16});
   size_t bytes = 0;  // of 16 positions
   for (const KvGroup& group : probe->layout().groups()) {
     bytes += group.block_bytes;

@@ -16,14 +16,14 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/sanitized.h"
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
 namespace {
 
 using Tokens = std::vector<int32_t>;
-using CachePtr = std::shared_ptr<KVCache>;
+using CachePtr = std::shared_ptr<Conversation>;
 
 constexpr size_t kVocab = 97;
 constexpr size_t kCapacity = 260;
@@ -34,7 +34,7 @@ void Wait(TokenStream& request) {
   }
 }
 
-std::vector<float> Logits(Gemma& gemma, const CachePtr& cache,
+std::vector<float> Logits(Engine& gemma, const CachePtr& cache,
                           const Tokens& tokens, bool all) {
   std::vector<float> logits((all ? tokens.size() : 1) * kVocab);
   const auto request = gemma.StartLogits(cache, tokens, all, logits.data());
@@ -43,20 +43,20 @@ std::vector<float> Logits(Gemma& gemma, const CachePtr& cache,
   return logits;
 }
 
-CachePtr Restored(const KVCache& cache, bool checkpoints,
+CachePtr Restored(const Conversation& cache, bool checkpoints,
                   const std::shared_ptr<BlockPool>& pool) {
   CacheOptions options;
   options.block_tokens = 16;
   options.pool = pool;
-  return KVCache::FromBytes(cache.ToBytes(checkpoints), options);
+  return Conversation::FromBytes(cache.ToBytes(checkpoints), options);
 }
 
 // One caller. Run() performs `steps` random operations; log() has one entry
 // for each result.
 class Caller {
  public:
-  Caller(Gemma& gemma, const KVCache& base, std::shared_ptr<BlockPool> pool,
-         uint32_t seed)
+  Caller(Engine& gemma, const Conversation& base,
+         std::shared_ptr<BlockPool> pool, uint32_t seed)
       : gemma_(gemma), pool_(std::move(pool)), rng_(seed) {
     Add(base.Fork());
   }
@@ -194,7 +194,7 @@ class Caller {
     const Tokens sampled =
         gemma_.Generate(CachePtr(cache->Fork()), prompt, options).token_ids;
     whole.insert(whole.end(), sampled.begin(), sampled.end());
-    const Gemma::Job job{cache, prompt, options, false};
+    const Engine::Job job{cache, prompt, options, false};
     const auto request = gemma_.Start({&job, 1})[0];
     // Any moment.
     std::this_thread::sleep_for(std::chrono::microseconds(Below(2000)));
@@ -246,15 +246,15 @@ class Caller {
     }
     const Tokens prompts[] = {Prompt(20), Prompt(3)};
     const GenerateOptions options[] = {Options(), Options()};
-    const Gemma::Job jobs[] = {{caches[0], prompts[0], options[0], false},
-                               {caches[1], prompts[1], options[1], false}};
+    const Engine::Job jobs[] = {{caches[0], prompts[0], options[0], false},
+                                {caches[1], prompts[1], options[1], false}};
     for (const auto& request : gemma_.Start(jobs)) {
       Wait(*request);
       LogResult(request->Result());
     }
   }
 
-  Gemma& gemma_;
+  Engine& gemma_;
   const std::shared_ptr<BlockPool> pool_;
   std::mt19937 rng_;
   std::vector<Hash128> log_;
@@ -262,16 +262,16 @@ class Caller {
   std::vector<CachePtr> conversations_;
 };
 
-std::shared_ptr<Gemma> Load(const TinyOptions& tiny, size_t threads) {
+std::shared_ptr<Engine> Load(const TinyOptions& tiny, size_t threads) {
   MemorySource source = TinyTensors(tiny);
   LoadOptions options;
   options.threads = threads;
   options.scheduler.always_guess = true;
-  return Gemma::FromTensors(TinyConfig(tiny), source, options);
+  return Engine::FromTensors(TinyConfig(tiny), source, options);
 }
 
 // Forks, saves and restores conversations of others while they are in use.
-void LookOn(Gemma& gemma, const std::vector<std::unique_ptr<Caller>>& callers,
+void LookOn(Engine& gemma, const std::vector<std::unique_ptr<Caller>>& callers,
             const std::shared_ptr<BlockPool>& pool,
             const std::atomic<bool>& stop) {
   std::mt19937 rng(99);
@@ -301,7 +301,7 @@ void Stress(const TinyOptions& tiny, KvDtype dtype, size_t num_callers,
     options.block_tokens = 16;
     options.kv_dtype = dtype;
     options.pool = pool;
-    const CachePtr base = CreateKVCache(gemma->config(), options);
+    const CachePtr base = CreateConversation(gemma->config(), options);
     Logits(*gemma, base, RandomTokens(70, 1), false);
     std::vector<std::unique_ptr<Caller>> callers;
     for (size_t i = 0; i < num_callers; ++i) {

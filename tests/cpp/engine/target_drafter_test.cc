@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "engine/gemma.h"
+#include "engine/engine.h"
 #include "engine/random_requests.h"
 #include "model/tiny_model.h"
 
@@ -19,12 +19,12 @@ using Tokens = std::vector<int32_t>;
 
 class TargetDrafterTest : public ::testing::Test {
  protected:
-  static std::shared_ptr<Gemma> Load(const TinyOptions& tiny) {
+  static std::shared_ptr<Engine> Load(const TinyOptions& tiny) {
     MemorySource source = TinyTensors(tiny);
     LoadOptions options;
     options.threads = 2;
     options.scheduler.always_guess = true;
-    return Gemma::FromTensors(TinyConfig(tiny), source, options);
+    return Engine::FromTensors(TinyConfig(tiny), source, options);
   }
   // One token over and over: every guess is right.
   static GenerateOptions Same(size_t max_tokens) {
@@ -35,12 +35,12 @@ class TargetDrafterTest : public ::testing::Test {
     options.speculate = Speculate::kDraft;
     return options;
   }
-  std::shared_ptr<KVCache> NewCache() {
-    return CreateKVCache(gemma_->config(), {.block_tokens = 16});
+  std::shared_ptr<Conversation> NewCache() {
+    return CreateConversation(gemma_->config(), {.block_tokens = 16});
   }
 
-  std::shared_ptr<Gemma> drafter_ = Load(TinyFamily("gemma4-assistant"));
-  std::shared_ptr<Gemma> gemma_ =
+  std::shared_ptr<Engine> drafter_ = Load(TinyFamily("gemma4-assistant"));
+  std::shared_ptr<Engine> gemma_ =
       Load(TinyFamily("gemma4"))->WithDraft(drafter_);
 };
 
@@ -60,14 +60,14 @@ TEST_F(TargetDrafterTest, FewerStepsOfTheTarget) {
 // Those that decode together are rows of the same rounds.
 TEST_F(TargetDrafterTest, ManyShareTheRounds) {
   std::vector<Tokens> prompts;
-  std::vector<std::shared_ptr<KVCache>> caches;
+  std::vector<std::shared_ptr<Conversation>> caches;
   std::vector<GenerateOptions> options;
   for (uint32_t i = 0; i < 5; ++i) {
     prompts.push_back(RandomTokens(9 + 7 * i, i));
     caches.push_back(NewCache());
     options.push_back(Same(100));
   }
-  std::vector<Gemma::Job> jobs;
+  std::vector<Engine::Job> jobs;
   for (size_t i = 0; i < prompts.size(); ++i) {
     jobs.push_back({caches[i], prompts[i], options[i]});
   }
@@ -87,7 +87,8 @@ TEST_F(TargetDrafterTest, ManyShareTheRounds) {
 // forks, rewinds, and copies that were saved.
 TEST_F(TargetDrafterTest, FollowsForksAndRewinds) {
   const auto cache = NewCache();
-  const auto rows = [&](const std::shared_ptr<KVCache>& on, size_t prompt) {
+  const auto rows = [&](const std::shared_ptr<Conversation>& on,
+                        size_t prompt) {
     const size_t before = gemma_->stats().draft_rows;
     const GenerateResult found = gemma_->Generate(
         on, RandomTokens(prompt, 3), Same(50));
@@ -96,12 +97,12 @@ TEST_F(TargetDrafterTest, FollowsForksAndRewinds) {
     return gemma_->stats().draft_rows - before;
   };
   EXPECT_LT(rows(cache, 300), 60u);
-  const std::shared_ptr<KVCache> fork = cache->Fork();
+  const std::shared_ptr<Conversation> fork = cache->Fork();
   EXPECT_LT(rows(cache, 5), 60u);
   EXPECT_LT(rows(fork, 7), 60u);
   fork->Truncate(200);  // far behind the window: it is computed again
   EXPECT_LT(rows(fork, 3), 60u);
-  EXPECT_LT(rows(KVCache::FromBytes(cache->ToBytes()), 2), 60u);
+  EXPECT_LT(rows(Conversation::FromBytes(cache->ToBytes()), 2), 60u);
 }
 
 // A drafter is only asked where it was named, and goes when nobody can.

@@ -18,7 +18,7 @@
 
 #include "base/error.h"
 #include "base/fp_environment.h"
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 #include "model/tiny_model.h"
 
 namespace gkv {
@@ -47,7 +47,7 @@ class DraftPassTest : public ::testing::Test {
  protected:
   // A conversation whose tokens but the last are computed.
   struct Conversation {
-    std::shared_ptr<KVCache> cache;
+    std::shared_ptr<Conversation> cache;
     std::shared_ptr<const KvStepView> view;
     std::vector<float> state;
     int32_t token;
@@ -60,7 +60,8 @@ class DraftPassTest : public ::testing::Test {
   Conversation Begin(size_t length, KvDtype dtype = KvDtype::kBF16) {
     const auto tokens =
         RandomTokens(length, static_cast<uint32_t>(length), kVocab);
-    Conversation c{CreateKVCache(target_->config, {.kv_dtype = dtype}), {},
+    Conversation c{CreateConversation(target_->config, {.kv_dtype = dtype}),
+                   {},
                    std::vector<float>(target_->config.hidden_size),
                    tokens.back()};
     const RunLock lock = c.cache->Lock();

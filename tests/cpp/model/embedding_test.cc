@@ -13,7 +13,7 @@
 #include "base/flush_to_zero.h"
 #include "base/sanitized.h"
 #include "base/says.h"
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 #include "model/reference_model.h"
 #include "model/tiny_model.h"
 #include "ops/target.h"
@@ -234,7 +234,7 @@ TEST(EmbeddingDimsTest, AreThoseOfThePublishedModel) {
 
 TEST(EmbeddingModelTest, HasNoConversations) {
   try {
-    (void)CreateKVCache(ModelType::kEmbeddingGemma_300M);
+    (void)CreateConversation(ModelType::kEmbeddingGemma_300M);
     ADD_FAILURE();
   } catch (const InvalidArgument& error) {
     EXPECT_TRUE(Says(error.what(), {"embeddinggemma-300m", "expected embed"}));

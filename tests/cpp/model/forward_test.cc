@@ -14,7 +14,7 @@
 
 #include "base/error.h"
 #include "base/sanitized.h"
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 #include "model/reference_model.h"
 #include "model/tiny_model.h"
 #include "ops/target.h"
@@ -38,14 +38,14 @@ class Driver {
   // Of each slice the last so many rows at most have outputs from now on.
   void set_most_rows(size_t rows) { most_rows_ = rows; }
 
-  Logits Run(KVCache& cache, const std::vector<size_t>& chunks) {
+  Logits Run(Conversation& cache, const std::vector<size_t>& chunks) {
     Logits rows;
     size_t chunk = 0;
     for (size_t begin = cache.next_position_for_logits();
          begin < cache.length();) {
       const size_t size = chunks[std::min(chunk++, chunks.size() - 1)];
       const size_t end = std::min(cache.length(), begin + size);
-      KVCache* const caches[] = {&cache};
+      Conversation* const caches[] = {&cache};
       const size_t begins[] = {begin}, ends[] = {end};
       for (auto& row : Step(caches, begins, ends)) rows.push_back(row);
       begin = end;
@@ -54,8 +54,8 @@ class Driver {
   }
 
   // One step over several caches.
-  Logits Step(std::span<KVCache* const> caches, std::span<const size_t> begins,
-              std::span<const size_t> ends) {
+  Logits Step(std::span<Conversation* const> caches,
+              std::span<const size_t> begins, std::span<const size_t> ends) {
     std::vector<KvStepView> views;
     std::vector<std::vector<int32_t>> tokens;
     for (size_t i = 0; i < caches.size(); ++i) {
@@ -73,7 +73,8 @@ class Driver {
 
   // A step over the pending tokens and `drafts`, of which the first `right` are
   // accepted.
-  Logits Draft(KVCache& cache, std::span<const int32_t> drafts, size_t right) {
+  Logits Draft(Conversation& cache, std::span<const int32_t> drafts,
+               size_t right) {
     const RunLock lock = cache.Lock();
     const size_t begin = cache.next_position(), length = cache.length();
     std::vector<int32_t> tokens(length - begin);
@@ -82,7 +83,7 @@ class Driver {
     std::vector<size_t> keep(tokens.size() - 1);
     std::iota(keep.begin(), keep.end(), begin + 1);
     KvStepView view = cache.Prepare(lock, begin, begin + tokens.size(), keep);
-    KVCache* const caches[] = {&cache};
+    Conversation* const caches[] = {&cache};
     Logits rows = Outputs(caches, {&view, 1}, {&tokens, 1});
     cache.Append(lock, drafts.first(right));
     cache.Commit(lock, view, length + right);
@@ -91,7 +92,7 @@ class Driver {
   }
 
   // What a prepared step gives. Commits nothing.
-  Logits Outputs(std::span<KVCache* const> caches,
+  Logits Outputs(std::span<Conversation* const> caches,
                  std::span<const KvStepView> views,
                  std::span<const std::vector<int32_t>> tokens) {
     size_t rows = 0;
@@ -128,16 +129,17 @@ class Driver {
   ForwardPass forward_;
 };
 
-std::shared_ptr<KVCache> NewCache(const Model& model,
-                                  const std::vector<int32_t>& tokens,
-                                  KvDtype dtype = KvDtype::kBF16,
-                                  size_t block_tokens = 16) {
+std::shared_ptr<Conversation> NewCache(const Model& model,
+                                       const std::vector<int32_t>& tokens,
+                                       KvDtype dtype = KvDtype::kBF16,
+                                       size_t block_tokens = 16) {
   CacheOptions options;
   options.pool = BlockPool::Create();
   options.pool->set_poison(true);
   options.kv_dtype = dtype;
   options.block_tokens = block_tokens;
-  std::shared_ptr<KVCache> cache = CreateKVCache(model.config, options);
+  std::shared_ptr<Conversation> cache =
+      CreateConversation(model.config, options);
   cache->Append(cache->Lock(), tokens);
   return cache;
 }
@@ -334,7 +336,7 @@ void ExpectOutputsOfTheirOwn(const TinyOptions& options) {
                                         RowOutput::kHidden,
                                         RowOutput::kLargest};
   constexpr size_t kRows[] = {3, 20, 0, 1};
-  std::vector<std::shared_ptr<KVCache>> caches;
+  std::vector<std::shared_ptr<Conversation>> caches;
   std::vector<KvStepView> views;
   std::vector<std::vector<float>> outputs;
   for (const RowOutput::Kind kind : kKinds) {
@@ -442,8 +444,8 @@ class ForwardBitsTest : public ::testing::TestWithParam<BitsCase> {
     return made[NameOf(GetParam())];
   }
 
-  std::shared_ptr<KVCache> NewCache(const std::vector<int32_t>& tokens,
-                                    size_t block_tokens = 16) {
+  std::shared_ptr<Conversation> NewCache(const std::vector<int32_t>& tokens,
+                                         size_t block_tokens = 16) {
     return gkv::NewCache(*model_, tokens, GetParam().dtype, block_tokens);
   }
 
@@ -484,7 +486,7 @@ TEST_P(ForwardBitsTest, SameWhicheverRowsHaveOutputs) {
   for (const size_t most : {0, 1, 2, 30}) {
     const auto cache = NewCache(tokens_);
     const auto other = NewCache(RandomTokens(60, 4));
-    KVCache* const caches[] = {cache.get(), other.get()};
+    Conversation* const caches[] = {cache.get(), other.get()};
     driver.set_most_rows(most);
     size_t done = 0;
     // The other one is read in steps of its own sizes beside it.
@@ -537,7 +539,7 @@ TEST_P(ForwardBitsTest, SameInABatch) {
   Driver driver(model_, 2);
   Driver alone(model_, 1);
   const std::vector<size_t> lengths = {1, 30, 77, 150, 24};
-  std::vector<std::shared_ptr<KVCache>> caches;
+  std::vector<std::shared_ptr<Conversation>> caches;
   std::vector<Logits> expected;
   for (size_t i = 0; i < lengths.size(); ++i) {
     const auto tokens = RandomTokens(lengths[i], 10 + static_cast<uint32_t>(i));
@@ -548,7 +550,7 @@ TEST_P(ForwardBitsTest, SameInABatch) {
   std::vector<Logits> found(lengths.size());
   std::vector<size_t> done(lengths.size(), 0);
   while (true) {
-    std::vector<KVCache*> members;
+    std::vector<Conversation*> members;
     std::vector<size_t> begins, ends, ids;
     for (size_t i = 0; i < lengths.size(); ++i) {
       if (done[i] == lengths[i]) continue;
@@ -579,7 +581,7 @@ TEST_P(ForwardBitsTest, SameAfterForkTruncateAndReplay) {
     if (kSanitized && keep % 3 != 0) continue;
     const auto parent = NewCache(tokens_);
     driver.Run(*parent, {50});
-    const std::unique_ptr<KVCache> fork = parent->Fork();
+    const std::unique_ptr<Conversation> fork = parent->Fork();
     fork->Truncate(keep);
     fork->Append(fork->Lock(), std::span(tokens_).subspan(keep));
     const Logits rows = driver.Run(*fork, {37});
@@ -599,7 +601,7 @@ TEST_P(ForwardBitsTest, SameWhenAPartOfAStepIsCommitted) {
   Driver driver(model_, 2);
   const auto cache = NewCache({tokens_.begin(), tokens_.begin() + 41});
   driver.Run(*cache, {40});
-  const std::unique_ptr<KVCache> fork = cache->Fork();
+  const std::unique_ptr<Conversation> fork = cache->Fork();
   cache->Append(cache->Lock(), std::span(tokens_).subspan(41, 1));
   for (size_t round = 0; cache->length() + 20 < tokens_.size(); ++round) {
     const size_t begin = cache->next_position(), length = cache->length();
@@ -616,7 +618,7 @@ TEST_P(ForwardBitsTest, SameWhenAPartOfAStepIsCommitted) {
     cache->Append(cache->Lock(),
                   std::span(tokens_).subspan(cache->length(), 1));
   }
-  for (KVCache* const each : {cache.get(), fork.get()}) {
+  for (Conversation* const each : {cache.get(), fork.get()}) {
     each->Append(each->Lock(), std::span(tokens_).subspan(each->length()));
     const auto begin = static_cast<long>(each->next_position());
     EXPECT_TRUE(SameBits(driver.Run(*each, {16}),
@@ -631,7 +633,7 @@ TEST_P(ForwardBitsTest, SameFromAPointInsideAStep) {
     const RunLock lock = cache->Lock();
     const size_t keep[] = {40, 41, 99, 100, 149}, at[] = {41, 100};
     KvStepView view = cache->Prepare(lock, 0, tokens_.size(), keep);
-    KVCache* const caches[] = {cache.get()};
+    Conversation* const caches[] = {cache.get()};
     EXPECT_TRUE(SameBits(driver.Outputs(caches, {&view, 1}, {&tokens_, 1}),
                          expected_));
     for (Checkpoint& point : cache->Commit(lock, view, view.end, at)) {

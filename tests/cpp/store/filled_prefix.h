@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "ops/kv_strip.h"
 
 // Conversations without a model, whose keys, values and states follow from all
@@ -32,10 +32,10 @@ inline std::vector<KvLayerSpec> FullLayers() {
   return {{LayerKind::kFull, 2, 32, 0}};
 }
 
-inline std::unique_ptr<KVCache> EmptyConversation(
+inline std::unique_ptr<Conversation> EmptyConversation(
     std::vector<KvLayerSpec> layers, KvDtype dtype, size_t block_tokens,
     std::shared_ptr<BlockPool> pool) {
-  auto cache = std::make_unique<KVCache>(
+  auto cache = std::make_unique<Conversation>(
       std::make_shared<KvLayout>(std::move(layers), dtype, block_tokens),
       CacheOptions{.capacity_tokens = 20'000, .pool = std::move(pool)}, "");
   cache->Bind(kFilledFingerprint);
@@ -55,7 +55,7 @@ inline std::vector<float> FillNumbers(std::span<const int32_t> tokens) {
 
 // Computes up to `end` in steps of `rows` positions; what Commit gives at the
 // positions `at` comes back.
-inline std::vector<Checkpoint> FillByTokens(KVCache& cache, size_t end,
+inline std::vector<Checkpoint> FillByTokens(Conversation& cache, size_t end,
                                             std::vector<size_t> at = {},
                                             size_t rows = 37) {
   const KvLayout& layout = cache.layout();

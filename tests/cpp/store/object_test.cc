@@ -31,9 +31,9 @@ std::vector<KvLayerSpec> HybridLayers() {
   return layers;
 }
 
-std::unique_ptr<KVCache> Conversation(KvDtype dtype, size_t block_tokens,
-                                      size_t computed) {
-  auto cache = std::make_unique<KVCache>(
+std::unique_ptr<Conversation> Conversation(KvDtype dtype, size_t block_tokens,
+                                           size_t computed) {
+  auto cache = std::make_unique<Conversation>(
       std::make_shared<KvLayout>(HybridLayers(), dtype, block_tokens),
       CacheOptions{.capacity_tokens = 2000, .pool = BlockPool::Create()}, "");
   std::vector<int32_t> tokens(computed + 1);
@@ -43,14 +43,14 @@ std::unique_ptr<KVCache> Conversation(KvDtype dtype, size_t block_tokens,
   return cache;
 }
 
-HeldSet Held(const KVCache& cache) {
+HeldSet Held(const Conversation& cache) {
   const KvContent content = cache.Export();
   HeldSet held;
   for (const auto& group : content.groups) held.push_back(group->Export(kAll));
   return held;
 }
 
-ObjectHead Head(const KVCache& cache, ObjectKind kind, size_t begin,
+ObjectHead Head(const Conversation& cache, ObjectKind kind, size_t begin,
                 size_t end) {
   ObjectHead head;
   head.kind = kind;
@@ -65,7 +65,7 @@ ObjectHead Head(const KVCache& cache, ObjectKind kind, size_t begin,
   return head;
 }
 
-ObjectHead ResumeHead(const KVCache& cache, size_t position) {
+ObjectHead ResumeHead(const Conversation& cache, size_t position) {
   ObjectHead head = Head(cache, ObjectKind::kResume,
                          position / kPageTokens * kPageTokens, position);
   const KvContent content = cache.Export();
@@ -98,7 +98,7 @@ TEST_P(ObjectTest, WhatIsEncodedIsDecoded) {
   for (const size_t position : {700u, 512u, 513u, 30u, 256u, 255u}) {
     const auto cache = Conversation(dtype, from_tokens, position);
     const HeldSet held = Held(*cache);
-    const auto other = std::make_unique<KVCache>(
+    const auto other = std::make_unique<Conversation>(
         std::make_shared<KvLayout>(HybridLayers(), dtype, to_tokens),
         CacheOptions{.capacity_tokens = 2000, .pool = BlockPool::Create()}, "");
     const auto pool = BlockPool::Create();

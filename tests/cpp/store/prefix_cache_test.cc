@@ -29,27 +29,27 @@ std::vector<int32_t> Join(std::vector<int32_t> a,
 
 class PrefixCacheTest : public testing::Test {
  protected:
-  std::unique_ptr<KVCache> Conversation(const std::vector<int32_t>& tokens,
-                                        size_t block_tokens = 64) {
+  std::unique_ptr<Conversation> Conversation(const std::vector<int32_t>& tokens,
+                                             size_t block_tokens = 64) {
     auto cache =
         EmptyConversation(layers_, KvDtype::kBF16, block_tokens, pool_);
     cache->Append(cache->Lock(), tokens);
     return cache;
   }
   // Computes all but the last token, and leaves points on the way.
-  std::unique_ptr<KVCache> Known(const std::vector<int32_t>& tokens,
-                                 std::vector<size_t> at = {}) {
+  std::unique_ptr<Conversation> Known(const std::vector<int32_t>& tokens,
+                                      std::vector<size_t> at = {}) {
     auto cache = Conversation(tokens);
     const auto points = FillByTokens(*cache, tokens.size() - 1, at);
     EXPECT_EQ(points.size(), at.size());
     view_->Publish(*cache, points, true);
     return cache;
   }
-  PrefixOffer Find(const KVCache& cache) {
+  PrefixOffer Find(const Conversation& cache) {
     return view_->Find(cache, cache.tokens(), cache.length() - 1);
   }
   // Adopts what is known, goes on, and holds the same as if it had not.
-  size_t ExpectSame(KVCache& cache) {
+  size_t ExpectSame(Conversation& cache) {
     const PrefixOffer offer = Find(cache);
     const size_t start = offer.start;
     if (start > 0) {

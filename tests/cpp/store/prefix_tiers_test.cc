@@ -60,8 +60,8 @@ class PrefixTiersTest : public testing::Test {
     view->set_seconds_per_token(seconds_);
     return view;
   }
-  std::unique_ptr<KVCache> Conversation(const Ids& tokens,
-                                        size_t block_tokens = 64) {
+  std::unique_ptr<Conversation> Conversation(const Ids& tokens,
+                                             size_t block_tokens = 64) {
     auto cache =
         EmptyConversation(layers_, KvDtype::kBF16, block_tokens, pool_);
     cache->Append(cache->Lock(), tokens);
@@ -74,7 +74,7 @@ class PrefixTiersTest : public testing::Test {
     const auto points = FillByTokens(*cache, tokens.size() - 1, at);
     (view ? view : view_.get())->Publish(*cache, points, true);
   }
-  std::shared_ptr<PrefixFetch> Ask(const KVCache& cache) {
+  std::shared_ptr<PrefixFetch> Ask(const Conversation& cache) {
     return view_->Fetch(cache, cache.tokens(), cache.length() - 1, {}, {});
   }
   // What came of RAM and the tiers, once it went on and holds what a cold one

@@ -20,7 +20,7 @@
 #include "model/config/config_gguf.h"
 #include "model/config/family.h"
 #include "model/config/fields.h"
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 
 namespace gkv {
 namespace {
@@ -981,19 +981,20 @@ TEST(ConfigTest, ValidateNamesTheField) {
 }
 
 TEST(CreateKVCacheTest, DefaultsToTheContextAndChecksTheCapacity) {
-  const auto cache = CreateKVCache(ModelType::kGemma3_270M);
+  const auto cache = CreateConversation(ModelType::kGemma3_270M);
   EXPECT_EQ(cache->capacity_tokens(), 32768u);
   EXPECT_EQ(cache->model_type(), "gemma3-270m");
   EXPECT_EQ(cache->length(), 0u);
   EXPECT_EQ(cache->nbytes(), 0u) << "nothing is allocated before a token";
-  EXPECT_EQ(CreateKVCache(ModelType::kGemma3_4B, {.capacity_tokens = 10})
+  EXPECT_EQ(CreateConversation(ModelType::kGemma3_4B, {.capacity_tokens = 10})
                 ->capacity_tokens(),
             10u);
   EXPECT_THROW(
-      CreateKVCache(ModelType::kGemma3_270M, {.capacity_tokens = 32769}),
+      CreateConversation(ModelType::kGemma3_270M, {.capacity_tokens = 32769}),
       InvalidArgument);
-  EXPECT_THROW(CreateKVCache(ModelType::kGemma3_270M, {.block_tokens = 48}),
-               InvalidArgument);
+  EXPECT_THROW(
+      CreateConversation(ModelType::kGemma3_270M, {.block_tokens = 48}),
+      InvalidArgument);
 }
 
 TEST(ApplyFamilyTest, UnknownArchitecture) {

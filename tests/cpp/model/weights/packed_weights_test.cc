@@ -21,7 +21,7 @@
 #include "gtest/gtest.h"
 #include "io/part_file.h"
 #include "io/temp_folder.h"
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 #include "model/tiny_model.h"
 #include "model/weights/packed_file.h"
 #include "model/weights/source_reader.h"
@@ -160,7 +160,8 @@ void AsAnotherUser(const std::function<void()>& check) {
 std::string ErrorOfStep(const TinyOptions& options, Weights& weights) {
   Model model{TinyConfig(options), std::move(weights)};
   ThreadPool pool(2);
-  const std::shared_ptr<KVCache> cache = CreateKVCache(model.config, {});
+  const std::shared_ptr<Conversation> cache =
+      CreateConversation(model.config, {});
   const std::vector<int32_t> tokens = {2, 30, 41};
   std::vector<float> logits(model.config.vocab_size);
   std::string message;

@@ -1,9 +1,9 @@
-#ifndef GEMMAKV_MODEL_CREATE_KV_CACHE_H_
-#define GEMMAKV_MODEL_CREATE_KV_CACHE_H_
+#ifndef GEMMAKV_MODEL_CREATE_CONVERSATION_H_
+#define GEMMAKV_MODEL_CREATE_CONVERSATION_H_
 
 #include <memory>
 
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "gemmakv/config.h"
 
 namespace gkv {
@@ -12,10 +12,10 @@ namespace gkv {
 // allocates no key or value storage before the first token.
 // Throws InvalidArgument if the capacity exceeds the model's context length or
 // an option is out of range, and what RequireConversations throws.
-std::shared_ptr<KVCache> CreateKVCache(ModelType type,
-                                       const CacheOptions& options = {});
-std::shared_ptr<KVCache> CreateKVCache(const ModelConfig& config,
-                                       const CacheOptions& options = {});
+std::shared_ptr<Conversation> CreateConversation(
+    ModelType type, const CacheOptions& options = {});
+std::shared_ptr<Conversation> CreateConversation(
+    const ModelConfig& config, const CacheOptions& options = {});
 
 // Whether a model continues text on its own. Models of embeddings and drafters
 // do not.
@@ -25,4 +25,4 @@ void RequireConversations(const ModelConfig& config);
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_MODEL_CREATE_KV_CACHE_H_
+#endif  // GEMMAKV_MODEL_CREATE_CONVERSATION_H_

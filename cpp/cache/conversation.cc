@@ -12,7 +12,7 @@
 // Bind changes the fingerprint alone. Forks change no content, so a
 // conversation may be forked while somebody holds its run lock.
 
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 
 #include <algorithm>
 #include <cassert>
@@ -32,9 +32,9 @@ constexpr size_t kDefaultCheckpoints = 4;
 
 // Reclaims checkpoints of a conversation for the pool as long as the
 // conversation exists.
-class KVCache::IdleCheckpoints final : public Reclaimer {
+class Conversation::IdleCheckpoints final : public Reclaimer {
  public:
-  explicit IdleCheckpoints(KVCache* cache) : cache_(cache) {}
+  explicit IdleCheckpoints(Conversation* cache) : cache_(cache) {}
 
   size_t Reclaim(size_t bytes) override {
     MutexLock lock(mutex_);
@@ -53,11 +53,11 @@ class KVCache::IdleCheckpoints final : public Reclaimer {
  private:
   ForkScope scope_;
   Mutex mutex_{scope_};  // its holder does not wait
-  KVCache* cache_ GUARDED_BY(mutex_);
+  Conversation* cache_ GUARDED_BY(mutex_);
 };
 
-KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
-                 std::string model_type)
+Conversation::Conversation(std::shared_ptr<const KvLayout> layout,
+                           CacheOptions options, std::string model_type)
     : layout_(std::move(layout)),
       pool_(options.pool ? std::move(options.pool) : BlockPool::Default()),
       model_type_(std::move(model_type)),
@@ -74,24 +74,24 @@ KVCache::KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
   pool_->AddReclaimer(idle_checkpoints_);
 }
 
-KVCache::~KVCache() { idle_checkpoints_->Detach(); }
+Conversation::~Conversation() { idle_checkpoints_->Detach(); }
 
-KvContent KVCache::Export() const {
+KvContent Conversation::Export() const {
   MutexLock lock(state_mutex_);
   return state_;
 }
 
-size_t KVCache::length() const {
+size_t Conversation::length() const {
   MutexLock lock(state_mutex_);
   return state_.log.size();
 }
 
-size_t KVCache::computed() const {
+size_t Conversation::computed() const {
   MutexLock lock(state_mutex_);
   return state_.computed;
 }
 
-std::vector<int32_t> KVCache::tokens() const {
+std::vector<int32_t> Conversation::tokens() const {
   MutexLock lock(state_mutex_);
   std::vector<int32_t> tokens(state_.log.size());
   state_.log.Copy(0, tokens);
@@ -100,7 +100,7 @@ std::vector<int32_t> KVCache::tokens() const {
 
 // A block is the conversation's own if every reference to it is from one of its
 // groups, a checkpoint that no fork carries, or a prefix index.
-KVCache::Bytes KVCache::CountBytes() const {
+Conversation::Bytes Conversation::CountBytes() const {
   std::unordered_map<const Block*, uint32_t> own_references;
   const auto add = [&](const GroupSet& groups, uint32_t references) {
     std::vector<const Block*> blocks;
@@ -125,13 +125,13 @@ KVCache::Bytes KVCache::CountBytes() const {
   return bytes;
 }
 
-size_t KVCache::nbytes() const { return CountBytes().own; }
+size_t Conversation::nbytes() const { return CountBytes().own; }
 
-size_t KVCache::shared_nbytes() const { return CountBytes().shared; }
+size_t Conversation::shared_nbytes() const { return CountBytes().shared; }
 
-size_t KVCache::mapped_nbytes() const { return CountBytes().mapped; }
+size_t Conversation::mapped_nbytes() const { return CountBytes().mapped; }
 
-Hash128 KVCache::fingerprint() const {
+Hash128 Conversation::fingerprint() const {
   MutexLock lock(state_mutex_);
   return state_.fingerprint;
 }
@@ -144,7 +144,7 @@ Mismatch OtherFingerprint(std::string_view what, std::string_view found,
       found, ", expected ", expected));
 }
 
-void KVCache::Bind(const Hash128& fingerprint) {
+void Conversation::Bind(const Hash128& fingerprint) {
   MutexLock lock(state_mutex_);
   if (state_.fingerprint != Hash128{} && state_.fingerprint != fingerprint) {
     throw OtherFingerprint("the cache holds keys and values",
@@ -153,8 +153,8 @@ void KVCache::Bind(const Hash128& fingerprint) {
   state_.fingerprint = fingerprint;
 }
 
-std::unique_ptr<KVCache> KVCache::Fork() const {
-  auto fork = std::make_unique<KVCache>(
+std::unique_ptr<Conversation> Conversation::Fork() const {
+  auto fork = std::make_unique<Conversation>(
       layout_,
       CacheOptions{.capacity_tokens = capacity_tokens_,
                    .checkpoint_bytes = checkpoint_bytes_,
@@ -164,23 +164,23 @@ std::unique_ptr<KVCache> KVCache::Fork() const {
   return fork;
 }
 
-Mutex& KVCache::ToChange([[maybe_unused]] const RunLock& run_lock) const {
+Mutex& Conversation::ToChange([[maybe_unused]] const RunLock& run_lock) const {
   assert(gate_.Owns(run_lock));
   return state_mutex_;
 }
 
-void KVCache::Adopt(const RunLock& run_lock, KvContent content) noexcept {
+void Conversation::Adopt(const RunLock& run_lock, KvContent content) noexcept {
   const MutexLock lock(ToChange(run_lock));
   std::swap(state_, content);
 }
 
-void KVCache::Reset(const RunLock& run_lock) {
+void Conversation::Reset(const RunLock& run_lock) {
   Adopt(run_lock, KvContent(layout_, pool_));
 }
 
 // Returns the start that recomputes least; of equals, what is held comes first.
-KVCache::StartPoint KVCache::FindStart(const KvContent& state,
-                                       size_t target) const {
+Conversation::StartPoint Conversation::FindStart(const KvContent& state,
+                                                 size_t target) const {
   const std::optional<size_t> held = ResumeAt(state.groups, target);
   if (held == target) return {target, target};
   StartPoint best{ColdStart(state.groups, target), target, StartPoint::kCold};
@@ -192,8 +192,8 @@ KVCache::StartPoint KVCache::FindStart(const KvContent& state,
   return best;
 }
 
-KVCache::StartPoint KVCache::FindNextStart(const KvContent& state,
-                                           bool for_logits) const {
+Conversation::StartPoint Conversation::FindNextStart(const KvContent& state,
+                                                     bool for_logits) const {
   const size_t length = state.log.size();
   if (state.computed < length) return FindStart(state, state.computed);
   if (!for_logits || length == 0) return {length, length};
@@ -202,8 +202,8 @@ KVCache::StartPoint KVCache::FindNextStart(const KvContent& state,
 
 // Rewinds the groups to `length`. Requires: length < state.computed; the log
 // and the checkpoints are cut.
-void KVCache::Rewind(KvContent& state, size_t length,
-                     const Checkpoint* made_here) const {
+void Conversation::Rewind(KvContent& state, size_t length,
+                          const Checkpoint* made_here) const {
   StartPoint start = FindStart(state, length);
   state.computed = length;
   if (start.position < length && made_here != nullptr) {
@@ -223,7 +223,7 @@ void KVCache::Rewind(KvContent& state, size_t length,
   }
 }
 
-Truncation KVCache::Truncate(const RunLock& run_lock, size_t length) {
+Truncation Conversation::Truncate(const RunLock& run_lock, size_t length) {
   const MutexLock lock(ToChange(run_lock));
   KvContent& state = state_;
   if (length > state.log.size()) {
@@ -243,7 +243,7 @@ Truncation KVCache::Truncate(const RunLock& run_lock, size_t length) {
   return {state.computed - FindStart(state, state.computed).position};
 }
 
-bool KVCache::MakeCheckpoint(const RunLock& run_lock) {
+bool Conversation::MakeCheckpoint(const RunLock& run_lock) {
   const MutexLock lock(ToChange(run_lock));
   KvContent& state = state_;
   if (state.computed == 0) return true;
@@ -254,7 +254,7 @@ bool KVCache::MakeCheckpoint(const RunLock& run_lock) {
       checkpoint_bytes_);
 }
 
-std::optional<KvStepView> KVCache::View(const RunLock& run_lock) const {
+std::optional<KvStepView> Conversation::View(const RunLock& run_lock) const {
   const MutexLock lock(ToChange(run_lock));
   const KvContent& state = state_;
   KvStepView view;
@@ -279,7 +279,8 @@ std::optional<KvStepView> KVCache::View(const RunLock& run_lock) const {
   return view;
 }
 
-bool KVCache::AddCheckpoint(const RunLock& run_lock, Checkpoint checkpoint) {
+bool Conversation::AddCheckpoint(const RunLock& run_lock,
+                                 Checkpoint checkpoint) {
   const MutexLock lock(ToChange(run_lock));
   assert(checkpoint.position <= state_.computed);
   return state_.checkpoints.Add(std::move(checkpoint), checkpoint_bytes_);
@@ -288,7 +289,7 @@ bool KVCache::AddCheckpoint(const RunLock& run_lock, Checkpoint checkpoint) {
 // A request that runs on the conversation may have planned on a checkpoint, and
 // may run on this very thread. A caller that takes the run lock after the
 // second look finds the state locked.
-size_t KVCache::ReleaseCheckpoints(size_t bytes) {
+size_t Conversation::ReleaseCheckpoints(size_t bytes) {
   size_t freed = 0;
   std::vector<Checkpoint> given_up;  // destroyed after the unlock
   if (gate_.held()) return 0;
@@ -299,7 +300,7 @@ size_t KVCache::ReleaseCheckpoints(size_t bytes) {
   return freed;
 }
 
-std::vector<size_t> KVCache::CheckpointLengths() const {
+std::vector<size_t> Conversation::CheckpointLengths() const {
   MutexLock lock(state_mutex_);
   std::vector<size_t> lengths;
   for (const Checkpoint& checkpoint : state_.checkpoints.list()) {
@@ -308,8 +309,8 @@ std::vector<size_t> KVCache::CheckpointLengths() const {
   return lengths;
 }
 
-void KVCache::Append(const RunLock& run_lock,
-                     std::span<const int32_t> tokens) {
+void Conversation::Append(const RunLock& run_lock,
+                          std::span<const int32_t> tokens) {
   const MutexLock lock(ToChange(run_lock));
   const size_t length = state_.log.size();
   if (tokens.size() > capacity_tokens_ - std::min(capacity_tokens_, length)) {
@@ -322,24 +323,24 @@ void KVCache::Append(const RunLock& run_lock,
   state_.log.Append(tokens);
 }
 
-size_t KVCache::next_position() const {
+size_t Conversation::next_position() const {
   MutexLock lock(state_mutex_);
   return FindNextStart(state_, false).position;
 }
 
-size_t KVCache::next_position_for_logits() const {
+size_t Conversation::next_position_for_logits() const {
   MutexLock lock(state_mutex_);
   return FindNextStart(state_, true).position;
 }
 
-void KVCache::CopyTokens(size_t begin, std::span<int32_t> out) const {
+void Conversation::CopyTokens(size_t begin, std::span<int32_t> out) const {
   MutexLock lock(state_mutex_);
   state_.log.Copy(begin, out);
 }
 
-KvStepView KVCache::Prepare(const RunLock& run_lock, size_t begin, size_t end,
-                            std::span<const size_t> keep,
-                            const KvContent* before) {
+KvStepView Conversation::Prepare(const RunLock& run_lock, size_t begin,
+                                 size_t end, std::span<const size_t> keep,
+                                 const KvContent* before) {
   const MutexLock lock(ToChange(run_lock));
   assert(begin < state_.log.size() && begin < end && end <= capacity_tokens_);
   KvStepView view;
@@ -370,9 +371,9 @@ KvStepView KVCache::Prepare(const RunLock& run_lock, size_t begin, size_t end,
   return view;
 }
 
-std::vector<Checkpoint> KVCache::Commit(const RunLock& run_lock,
-                                        KvStepView& step, size_t end,
-                                        std::span<const size_t> at) {
+std::vector<Checkpoint> Conversation::Commit(const RunLock& run_lock,
+                                             KvStepView& step, size_t end,
+                                             std::span<const size_t> at) {
   const MutexLock lock(ToChange(run_lock));
   KvContent& state = state_;
   assert(step.begin < end && end <= step.end && end <= state.log.size());

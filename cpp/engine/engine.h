@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_ENGINE_GEMMA_H_
-#define GEMMAKV_ENGINE_GEMMA_H_
+#ifndef GEMMAKV_ENGINE_ENGINE_H_
+#define GEMMAKV_ENGINE_ENGINE_H_
 
 #include <chrono>
 #include <cstddef>
@@ -14,7 +14,7 @@
 #include "base/mutex.h"
 #include "base/own_process.h"
 #include "base/processors.h"
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 #include "engine/constraint.h"
 #include "engine/drafter.h"
 #include "engine/token_stream.h"
@@ -24,7 +24,7 @@
 #include "gemmakv/profile.h"
 #include "gemmakv/tensor_source.h"
 #include "gemmakv/threads.h"
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 #include "model/forward.h"
 #include "model/weights/packed_weights.h"
 #include "model/weights/quantization.h"
@@ -39,18 +39,18 @@ class Scheduler;
 // conversations on them at the same time. Thread-safe. Destroying a model
 // cancels its requests and waits for them, unless a step drops the last
 // reference: then another thread ends it.
-class Gemma {
+class Engine {
  public:
   // Loads a GGUF file. The file is closed on return, unless the model has a
   // table that is read row by row (RowTable). Throws IoError, CorruptFile,
   // Mismatch, InvalidArgument (threads, quantize).
-  static std::shared_ptr<Gemma> Load(const std::string& gguf_path,
-                                     const LoadOptions& options = {});
+  static std::shared_ptr<Engine> Load(const std::string& gguf_path,
+                                      const LoadOptions& options = {});
   // Takes weights from any source; `config` says their shape.
-  static std::shared_ptr<Gemma> FromTensors(const ModelConfig& config,
-                                            TensorSource& source,
-                                            const LoadOptions& options = {});
-  ~Gemma();
+  static std::shared_ptr<Engine> FromTensors(const ModelConfig& config,
+                                             TensorSource& source,
+                                             const LoadOptions& options = {});
+  ~Engine();
 
   const ModelConfig& config() const { return model_->config; }
   // The identity of weights, configuration and arithmetic. A cache is bound to
@@ -82,7 +82,7 @@ class Gemma {
   // (a prompt that does not fit), Busy (a cache whose stream waits for its
   // reader), QueueFull.
   struct Job {
-    std::shared_ptr<KVCache> cache;
+    std::shared_ptr<Conversation> cache;
     std::span<const int32_t> prompt;  // may be empty if the cache is not
     GenerateOptions options = {};
     bool streamed = false;  // tokens are read one by one, see TokenStream
@@ -108,12 +108,13 @@ class Gemma {
   // Has logits or hidden states written to `rows`, [all_positions ?
   // tokens.size() : 1, row size].
   std::shared_ptr<TokenStream> StartRows(
-      const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
-      RowOutput::Kind kind, bool all_positions, float* rows,
-      const std::function<void()>& poll = {}, const PrefixAccess& prefix = {});
+      const std::shared_ptr<Conversation>& cache,
+      std::span<const int32_t> tokens, RowOutput::Kind kind, bool all_positions,
+      float* rows, const std::function<void()>& poll = {},
+      const PrefixAccess& prefix = {});
   std::shared_ptr<TokenStream> StartLogits(
-      const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
-      bool all_positions, float* logits,
+      const std::shared_ptr<Conversation>& cache,
+      std::span<const int32_t> tokens, bool all_positions, float* logits,
       const std::function<void()>& poll = {}) {
     return StartRows(cache, tokens, RowOutput::kLogits, all_positions, logits,
                      poll);
@@ -132,23 +133,23 @@ class Gemma {
       std::shared_ptr<PrefixCache> cache, std::span<const uint8_t> salt) const;
   // Returns the same model, weights and scheduler, whose requests use the view
   // as their options say; null: none.
-  std::shared_ptr<Gemma> WithPrefix(std::shared_ptr<PrefixView> view) const;
+  std::shared_ptr<Engine> WithPrefix(std::shared_ptr<PrefixView> view) const;
   // Returns the same model, weights and scheduler, for requests of a tenant:
   // guesses follow from requests of the same tenant. WithPrefix takes the
   // tenant of its view, if it has one.
-  std::shared_ptr<Gemma> WithSalt(std::span<const uint8_t> salt) const;
+  std::shared_ptr<Engine> WithSalt(std::span<const uint8_t> salt) const;
   // Returns the same model, weights and scheduler, whose requests may use
   // `draft` with Speculate::kDraft; null: none. The draft's weights live as
   // long as the result. Throws InvalidArgument if the draft is this very model
   // or one of embeddings, or if this model generates nothing, and Mismatch for
   // another vocabulary.
-  std::shared_ptr<Gemma> WithDraft(const std::shared_ptr<const Gemma>& draft)
-      const;
+  std::shared_ptr<Engine> WithDraft(
+      const std::shared_ptr<const Engine>& draft) const;
   bool has_draft() const { return draft_ != nullptr; }
   // Throws what any request with this conversation would throw, whatever its
   // prompt: Mismatch if the cache was made for another shape or holds what
   // other weights computed. Waits for no request.
-  void CheckFits(const KVCache& cache) const;
+  void CheckFits(const Conversation& cache) const;
   const std::shared_ptr<PrefixView>& prefix_view() const {
     return prefix_.view;
   }
@@ -167,8 +168,8 @@ class Gemma {
   // Generates, and returns at the end. `on_token` runs on the calling thread
   // after each token; false cancels.
   GenerateResult Generate(
-      const std::shared_ptr<KVCache>& cache, std::span<const int32_t> prompt,
-      const GenerateOptions& options = {},
+      const std::shared_ptr<Conversation>& cache,
+      std::span<const int32_t> prompt, const GenerateOptions& options = {},
       const std::function<bool(const TokenEvent&)>& on_token = {});
 
   // The work so far in this process: a child of fork() begins with none of it.
@@ -205,15 +206,16 @@ class Gemma {
     OwnProcess embedder_process GUARDED_BY(mutex);
   };
 
-  Gemma(ModelConfig config, Weights weights, size_t num_threads,
-        std::shared_ptr<const PinnedProcessors> pinned,
-        PackedReport packed_report, const LoadOptions& options);
-  Gemma(const Gemma&);
-  void CheckTokens(const KVCache& cache, std::span<const int32_t> tokens) const;
-  void CheckCache(const KVCache& cache) const;
+  Engine(ModelConfig config, Weights weights, size_t num_threads,
+         std::shared_ptr<const PinnedProcessors> pinned,
+         PackedReport packed_report, const LoadOptions& options);
+  Engine(const Engine&);
+  void CheckTokens(const Conversation& cache,
+                   std::span<const int32_t> tokens) const;
+  void CheckCache(const Conversation& cache) const;
   std::vector<std::shared_ptr<TokenStream>> StartLocked(
       std::span<const Job> jobs,
-      const std::function<RunLock(KVCache&)>& lock_cache);
+      const std::function<RunLock(Conversation&)>& lock_cache);
   std::shared_ptr<const TokenText> token_text() const;
   Scheduler& scheduler();
   Embedder& embedder();
@@ -237,4 +239,4 @@ class Gemma {
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_ENGINE_GEMMA_H_
+#endif  // GEMMAKV_ENGINE_ENGINE_H_

@@ -1,5 +1,5 @@
-#ifndef GEMMAKV_CACHE_KV_CACHE_H_
-#define GEMMAKV_CACHE_KV_CACHE_H_
+#ifndef GEMMAKV_CACHE_CONVERSATION_H_
+#define GEMMAKV_CACHE_CONVERSATION_H_
 
 #include <atomic>
 #include <cstddef>
@@ -86,14 +86,14 @@ Mismatch OtherFingerprint(std::string_view what, std::string_view found,
 // holds (ReleaseCheckpoints). The engine holds the run lock for a whole
 // request, so that nothing that a running step points into goes away. Forks,
 // lengths and snapshots during a request see the last committed step.
-class KVCache {
+class Conversation {
  public:
   // Throws InvalidArgument for a capacity of 0.
-  KVCache(std::shared_ptr<const KvLayout> layout, CacheOptions options,
-          std::string model_type);
-  ~KVCache();
-  KVCache(const KVCache&) = delete;
-  KVCache& operator=(const KVCache&) = delete;
+  Conversation(std::shared_ptr<const KvLayout> layout, CacheOptions options,
+               std::string model_type);
+  ~Conversation();
+  Conversation(const Conversation&) = delete;
+  Conversation& operator=(const Conversation&) = delete;
 
   const KvLayout& layout() const { return *layout_; }
   std::shared_ptr<const KvLayout> layout_ptr() const { return layout_; }
@@ -129,7 +129,7 @@ class KVCache {
   // Returns an independent conversation with the same content and checkpoints.
   // O(blocks) reference copies; no key or value is copied. Allowed during a
   // request.
-  std::unique_ptr<KVCache> Fork() const;
+  std::unique_ptr<Conversation> Fork() const;
   // Export returns the content as a value that shares the blocks. Adopt
   // replaces the whole content by such a value: a fork adopts what its origin
   // exported. Adopt requires: content of an equal layout with blocks of equal
@@ -245,8 +245,8 @@ class KVCache {
   // pool is full. Never reads outside `bytes`, whatever they are. Of the
   // options, block_tokens and pool apply, capacity_tokens and checkpoint_bytes
   // if they are set; everything else is as it was saved.
-  static std::unique_ptr<KVCache> FromBytes(std::span<const uint8_t> bytes,
-                                            CacheOptions options = {});
+  static std::unique_ptr<Conversation> FromBytes(std::span<const uint8_t> bytes,
+                                                 CacheOptions options = {});
 
   // ---- Inspection ----
 
@@ -305,4 +305,4 @@ class KVCache {
 
 }  // namespace gkv
 
-#endif  // GEMMAKV_CACHE_KV_CACHE_H_
+#endif  // GEMMAKV_CACHE_CONVERSATION_H_

@@ -1,4 +1,4 @@
-#include "engine/gemma.h"
+#include "engine/engine.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -26,15 +26,16 @@ namespace {
 
 using Tokens = std::vector<int32_t>;
 
-class GemmaTest : public ::testing::Test {
+class EngineTest : public ::testing::Test {
  protected:
-  static std::shared_ptr<Gemma> Load(size_t threads = 2,
-                                     bool profile = false) {
+  static std::shared_ptr<Engine> Load(size_t threads = 2,
+                                      bool profile = false) {
     MemorySource source = TinyTensors(TypesAround());
     LoadOptions options;
     options.threads = threads;
     options.profile = profile;
-    auto gemma = Gemma::FromTensors(TinyConfig(TypesAround()), source, options);
+    auto gemma =
+        Engine::FromTensors(TinyConfig(TypesAround()), source, options);
     // Token i reads "<i>".
     std::vector<std::string> texts;
     for (int i = 0; i < 97; ++i) texts.push_back("<" + std::to_string(i) + ">");
@@ -43,15 +44,15 @@ class GemmaTest : public ::testing::Test {
     return gemma;
   }
 
-  std::shared_ptr<KVCache> NewCache(size_t capacity = 0) {
+  std::shared_ptr<Conversation> NewCache(size_t capacity = 0) {
     CacheOptions options;
     options.capacity_tokens = capacity;
     options.block_tokens = 16;
     options.pool = pool_;
-    return CreateKVCache(gemma_->config(), options);
+    return CreateConversation(gemma_->config(), options);
   }
 
-  std::vector<float> Logits(const std::shared_ptr<KVCache>& cache,
+  std::vector<float> Logits(const std::shared_ptr<Conversation>& cache,
                             const Tokens& tokens, bool all = false) {
     const size_t vocab = gemma_->config().vocab_size;
     std::vector<float> logits((all ? tokens.size() : 1) * vocab);
@@ -74,10 +75,10 @@ class GemmaTest : public ::testing::Test {
     pool->set_poison(true);
     return pool;
   }();
-  std::shared_ptr<Gemma> gemma_ = Load();
+  std::shared_ptr<Engine> gemma_ = Load();
 };
 
-TEST_F(GemmaTest, GreedyFollowsTheArgmaxOfLogits) {
+TEST_F(EngineTest, GreedyFollowsTheArgmaxOfLogits) {
   const Tokens prompt = RandomTokens(40, 1);
   const auto cache = NewCache();
   const GenerateResult result = gemma_->Generate(cache, prompt, NoStop(20));
@@ -96,7 +97,7 @@ TEST_F(GemmaTest, GreedyFollowsTheArgmaxOfLogits) {
   }
 }
 
-TEST_F(GemmaTest, LogitsOfAllPositionsEqualThoseOfEach) {
+TEST_F(EngineTest, LogitsOfAllPositionsEqualThoseOfEach) {
   const Tokens tokens = RandomTokens(100, 2);
   const std::vector<float> all = Logits(NewCache(), tokens, true);
   const auto cache = NewCache();
@@ -107,7 +108,7 @@ TEST_F(GemmaTest, LogitsOfAllPositionsEqualThoseOfEach) {
   }
 }
 
-TEST_F(GemmaTest, EmptyPromptContinuesWithTheSameBits) {
+TEST_F(EngineTest, EmptyPromptContinuesWithTheSameBits) {
   const Tokens prompt = RandomTokens(70, 3);
   const auto whole = NewCache();
   const GenerateResult expected = gemma_->Generate(whole, prompt, NoStop(12));
@@ -123,7 +124,7 @@ TEST_F(GemmaTest, EmptyPromptContinuesWithTheSameBits) {
             expected.token_ids);
 }
 
-TEST_F(GemmaTest, ThreadsSeeWhatEachSeesAlone) {
+TEST_F(EngineTest, ThreadsSeeWhatEachSeesAlone) {
   constexpr size_t kCallers = 6;
   GenerateOptions options = NoStop(25);
   options.temperature = 1.2f;
@@ -152,10 +153,10 @@ TEST_F(GemmaTest, ThreadsSeeWhatEachSeesAlone) {
   }
 }
 
-TEST_F(GemmaTest, BatchSharesStepsAndKeepsTheOrder) {
-  std::vector<std::shared_ptr<KVCache>> caches;
+TEST_F(EngineTest, BatchSharesStepsAndKeepsTheOrder) {
+  std::vector<std::shared_ptr<Conversation>> caches;
   std::vector<Tokens> prompts;
-  std::vector<Gemma::Job> jobs;
+  std::vector<Engine::Job> jobs;
   for (uint32_t i = 0; i < 5; ++i) {
     caches.push_back(NewCache());
     prompts.push_back(RandomTokens(5 + i, i));
@@ -178,13 +179,13 @@ TEST_F(GemmaTest, BatchSharesStepsAndKeepsTheOrder) {
   }
 }
 
-TEST_F(GemmaTest, RewindingPastTheWindowIsExact) {
+TEST_F(EngineTest, RewindingPastTheWindowIsExact) {
   const Tokens prompt = RandomTokens(300, 4);
   const auto cache = NewCache();
   Logits(cache, prompt);
   for (const size_t keep : {299, 250, 140, 30, 1}) {
-    const std::unique_ptr<KVCache> owned = cache->Fork();
-    const std::shared_ptr<KVCache> fork(owned->Fork());
+    const std::unique_ptr<Conversation> owned = cache->Fork();
+    const std::shared_ptr<Conversation> fork(owned->Fork());
     fork->Truncate(keep);
     const Tokens more = RandomTokens(3, static_cast<uint32_t>(keep));
     const std::vector<float> found = Logits(fork, more);
@@ -194,7 +195,7 @@ TEST_F(GemmaTest, RewindingPastTheWindowIsExact) {
   }
 }
 
-TEST_F(GemmaTest, RewindingWithoutNewTokensIsExact) {
+TEST_F(EngineTest, RewindingWithoutNewTokensIsExact) {
   const Tokens prompt = RandomTokens(300, 5);
   for (const size_t keep : {299, 200, 150, 24, 1}) {
     const auto cache = NewCache();
@@ -207,17 +208,17 @@ TEST_F(GemmaTest, RewindingWithoutNewTokensIsExact) {
   }
 }
 
-TEST_F(GemmaTest, SnapshotContinuesWithTheSameBits) {
+TEST_F(EngineTest, SnapshotContinuesWithTheSameBits) {
   const auto cache = NewCache();
   gemma_->Generate(cache, RandomTokens(120, 6), NoStop(5));
   const std::vector<uint8_t> bytes = cache->ToBytes();
-  const std::shared_ptr<KVCache> restored(KVCache::FromBytes(bytes));
+  const std::shared_ptr<Conversation> restored(Conversation::FromBytes(bytes));
   EXPECT_EQ(restored->tokens(), cache->tokens());
   EXPECT_EQ(gemma_->Generate(restored, {}, NoStop(9)).token_ids,
             gemma_->Generate(cache, {}, NoStop(9)).token_ids);
 }
 
-TEST_F(GemmaTest, StopStringEndsTextBeforeItAndStaysInTheTranscript) {
+TEST_F(EngineTest, StopStringEndsTextBeforeItAndStaysInTheTranscript) {
   const Tokens prompt = RandomTokens(20, 7);
   const Tokens tokens =
       gemma_->Generate(NewCache(), prompt, NoStop(10)).token_ids;
@@ -243,7 +244,7 @@ TEST_F(GemmaTest, StopStringEndsTextBeforeItAndStaysInTheTranscript) {
   EXPECT_EQ(cache->length(), prompt.size() + at);
 }
 
-TEST_F(GemmaTest, CancelKeepsExactlyWhatTheReaderSaw) {
+TEST_F(EngineTest, CancelKeepsExactlyWhatTheReaderSaw) {
   const Tokens prompt = RandomTokens(20, 8);
   const auto cache = NewCache();
   Tokens seen;
@@ -265,7 +266,7 @@ TEST_F(GemmaTest, CancelKeepsExactlyWhatTheReaderSaw) {
 }
 
 // The last token may be sampled while the reader of the one before it cancels.
-TEST_F(GemmaTest, CancelJustBeforeTheEndKeepsWhatTheReaderSaw) {
+TEST_F(EngineTest, CancelJustBeforeTheEndKeepsWhatTheReaderSaw) {
   const Tokens prompt = RandomTokens(5, 8);
   for (int i = 0; i < (kSanitized ? 100 : 500); ++i) {
     const auto cache = NewCache();
@@ -282,10 +283,10 @@ TEST_F(GemmaTest, CancelJustBeforeTheEndKeepsWhatTheReaderSaw) {
   }
 }
 
-TEST_F(GemmaTest, NobodyWaitsForTheReaderOfAStream) {
+TEST_F(EngineTest, NobodyWaitsForTheReaderOfAStream) {
   const auto cache = NewCache();
   const Tokens prompt = RandomTokens(20, 8);
-  const Gemma::Job job{cache, prompt, NoStop(200), true};
+  const Engine::Job job{cache, prompt, NoStop(200), true};
   const auto request = gemma_->Start({&job, 1})[0];
   EXPECT_THROW(cache->Truncate(0), Busy);
   EXPECT_THROW(cache->MakeCheckpoint(), Busy);
@@ -301,13 +302,13 @@ TEST_F(GemmaTest, NobodyWaitsForTheReaderOfAStream) {
   cache->Truncate(0);
 }
 
-TEST_F(GemmaTest, AbortRestoresTheCache) {
+TEST_F(EngineTest, AbortRestoresTheCache) {
   const auto cache = NewCache();
   gemma_->Generate(cache, RandomTokens(50, 9), NoStop(3));
   const Tokens before = cache->tokens();
   const std::vector<uint8_t> bytes = cache->ToBytes();
   const Tokens prompt = RandomTokens(400, 10);
-  const Gemma::Job job{cache, prompt, NoStop(500), false};
+  const Engine::Job job{cache, prompt, NoStop(500), false};
   const auto request = gemma_->Start({&job, 1})[0];
   ASSERT_TRUE(request->Stop(TokenStream::Interrupt::kAbort));
   while (!request->WaitDone(std::chrono::seconds(1))) {
@@ -317,7 +318,7 @@ TEST_F(GemmaTest, AbortRestoresTheCache) {
   EXPECT_TRUE(cache->TryLock());
 }
 
-TEST_F(GemmaTest, AnExceptionInTheCallbackRestoresTheCache) {
+TEST_F(EngineTest, AnExceptionInTheCallbackRestoresTheCache) {
   const auto cache = NewCache();
   EXPECT_THROW(gemma_->Generate(cache, RandomTokens(9, 1), NoStop(50),
                                 [](const TokenEvent&) -> bool {
@@ -327,7 +328,7 @@ TEST_F(GemmaTest, AnExceptionInTheCallbackRestoresTheCache) {
   EXPECT_EQ(cache->length(), 0u);
 }
 
-TEST_F(GemmaTest, CapacityEndsGenerationOrRefusesThePrompt) {
+TEST_F(EngineTest, CapacityEndsGenerationOrRefusesThePrompt) {
   const Tokens prompt = RandomTokens(30, 11);
   const auto exact = NewCache(30);
   const GenerateResult none = gemma_->Generate(exact, prompt, NoStop(5));
@@ -343,7 +344,7 @@ TEST_F(GemmaTest, CapacityEndsGenerationOrRefusesThePrompt) {
   EXPECT_EQ(small->fingerprint(), Hash128{});
 }
 
-TEST_F(GemmaTest, PoolFailureRestoresTheCacheAndSparesOthers) {
+TEST_F(EngineTest, PoolFailureRestoresTheCacheAndSparesOthers) {
   const auto cache = NewCache();
   gemma_->Generate(cache, RandomTokens(20, 12), NoStop(3));
   const std::vector<uint8_t> bytes = cache->ToBytes();
@@ -357,7 +358,7 @@ TEST_F(GemmaTest, PoolFailureRestoresTheCacheAndSparesOthers) {
   EXPECT_EQ(gemma_->Generate(cache, {}, NoStop(4)).token_ids.size(), 4u);
 }
 
-TEST_F(GemmaTest, BadInputIsRefusedBeforeAnyWork) {
+TEST_F(EngineTest, BadInputIsRefusedBeforeAnyWork) {
   const auto cache = NewCache();
   const Tokens prompt = {1, 2, 3};
   EXPECT_THROW(gemma_->Generate(cache, {}, NoStop(5)), InvalidArgument);
@@ -366,22 +367,23 @@ TEST_F(GemmaTest, BadInputIsRefusedBeforeAnyWork) {
   GenerateOptions nan = NoStop(5);
   nan.temperature = std::numeric_limits<float>::quiet_NaN();
   EXPECT_THROW(gemma_->Generate(cache, prompt, nan), InvalidArgument);
-  const Gemma::Job twice[] = {{cache, prompt, NoStop(5), false},
-                              {cache, prompt, NoStop(5), false}};
+  const Engine::Job twice[] = {{cache, prompt, NoStop(5), false},
+                               {cache, prompt, NoStop(5), false}};
   EXPECT_THROW(gemma_->Start(twice), InvalidArgument);
   // A good row does not hide a bad one, and is not run.
   const auto other = NewCache();
   const Tokens bad = {500};
-  const Gemma::Job mixed[] = {{other, prompt, NoStop(5), false},
-                              {cache, bad, NoStop(5), false}};
+  const Engine::Job mixed[] = {{other, prompt, NoStop(5), false},
+                               {cache, bad, NoStop(5), false}};
   EXPECT_THROW(gemma_->Start(mixed), InvalidArgument);
   EXPECT_EQ(other->length(), 0u);
   EXPECT_EQ(cache->length(), 0u);
-  EXPECT_THROW(gemma_->Generate(CreateKVCache(ModelType::kGemma3_270M), prompt),
-               Mismatch);
+  EXPECT_THROW(
+      gemma_->Generate(CreateConversation(ModelType::kGemma3_270M), prompt),
+      Mismatch);
 }
 
-TEST_F(GemmaTest, EveryTokenMaskedIsAnError) {
+TEST_F(EngineTest, EveryTokenMaskedIsAnError) {
   const auto cache = NewCache();
   GenerateOptions options = NoStop(5);
   for (int32_t id = 0; id < 97; ++id) {
@@ -392,13 +394,13 @@ TEST_F(GemmaTest, EveryTokenMaskedIsAnError) {
   EXPECT_EQ(cache->length(), 0u);
 }
 
-TEST_F(GemmaTest, CachesOfOtherShapesSayWhatDiffers) {
+TEST_F(EngineTest, CachesOfOtherShapesSayWhatDiffers) {
   ModelConfig config = gemma_->config();
   for (LayerConfig& layer : config.layers) {
     if (layer.kind == LayerKind::kSliding) ++layer.window;
   }
   try {
-    gemma_->Generate(CreateKVCache(config), RandomTokens(5, 1));
+    gemma_->Generate(CreateConversation(config), RandomTokens(5, 1));
     FAIL();
   } catch (const Mismatch& error) {
     EXPECT_NE(std::string(error.what()).find("; layer 0: window is "),
@@ -407,23 +409,23 @@ TEST_F(GemmaTest, CachesOfOtherShapesSayWhatDiffers) {
   }
 }
 
-TEST_F(GemmaTest, CachesOfOtherWeightsAreRefused) {
+TEST_F(EngineTest, CachesOfOtherWeightsAreRefused) {
   const auto cache = NewCache();
   gemma_->Generate(cache, RandomTokens(5, 1), NoStop(2));
   TinyOptions options = TypesAround();
   options.seed = 2;
   MemorySource source = TinyTensors(options);
-  const auto other = Gemma::FromTensors(TinyConfig(options), source, {});
+  const auto other = Engine::FromTensors(TinyConfig(options), source, {});
   EXPECT_THROW(other->Generate(cache, {}, NoStop(2)), Mismatch);
   EXPECT_EQ(cache->length(), 7u);
 }
 
-TEST_F(GemmaTest, ForkWhileGeneratingSeesTheLastStep) {
+TEST_F(EngineTest, ForkWhileGeneratingSeesTheLastStep) {
   const auto cache = NewCache();
   const Tokens prompt = RandomTokens(30, 14);
-  std::vector<std::shared_ptr<KVCache>> forks;
+  std::vector<std::shared_ptr<Conversation>> forks;
   gemma_->Generate(cache, prompt, NoStop(20), [&](const TokenEvent&) {
-    forks.push_back(std::shared_ptr<KVCache>(cache->Fork()));
+    forks.push_back(std::shared_ptr<Conversation>(cache->Fork()));
     return true;
   });
   const Tokens whole = cache->tokens();
@@ -438,7 +440,7 @@ TEST_F(GemmaTest, ForkWhileGeneratingSeesTheLastStep) {
   }
 }
 
-TEST_F(GemmaTest, BitsDoNotDependOnWhatTheCallersThreadHasSet) {
+TEST_F(EngineTest, BitsDoNotDependOnWhatTheCallersThreadHasSet) {
   const Tokens tokens = RandomTokens(100, 9);
   const std::span<const int32_t> text(tokens);
   const EmbedOptions mean = {.pooling = Pooling::kMean};
@@ -447,12 +449,12 @@ TEST_F(GemmaTest, BitsDoNotDependOnWhatTheCallersThreadHasSet) {
   MemorySource source = TinyTensors(TypesAround());
   const ModelConfig config = TinyConfig(TypesAround());
   const OddFpEnvironment odd;
-  gemma_ = Gemma::FromTensors(config, source, {});
+  gemma_ = Engine::FromTensors(config, source, {});
   EXPECT_EQ(Logits(NewCache(), tokens, true), logits);
   EXPECT_EQ(gemma_->Embed({&text, 1}, mean, {}), vector);
 }
 
-TEST_F(GemmaTest, MoreThreadsThanProcessorsGiveTheSameBits) {
+TEST_F(EngineTest, MoreThreadsThanProcessorsGiveTheSameBits) {
   const Tokens prompt = RandomTokens(60, 15);
   const Tokens expected =
       gemma_->Generate(NewCache(), prompt, NoStop(20)).token_ids;
@@ -461,7 +463,7 @@ TEST_F(GemmaTest, MoreThreadsThanProcessorsGiveTheSameBits) {
             expected);
 }
 
-TEST_F(GemmaTest, SeveralModelsWorkAtTheSameTime) {
+TEST_F(EngineTest, SeveralModelsWorkAtTheSameTime) {
   const auto other = Load(1);
   const Tokens prompt = RandomTokens(60, 16);
   Tokens a, b;
@@ -473,7 +475,7 @@ TEST_F(GemmaTest, SeveralModelsWorkAtTheSameTime) {
   EXPECT_EQ(a, b);
 }
 
-TEST_F(GemmaTest, WorksInAForkedProcess) {
+TEST_F(EngineTest, WorksInAForkedProcess) {
   const Tokens prompt = RandomTokens(60, 17);
   const auto cache = NewCache();
   const Tokens expected = gemma_->Generate(cache, prompt, NoStop(10)).token_ids;
@@ -493,10 +495,10 @@ TEST_F(GemmaTest, WorksInAForkedProcess) {
             expected);
 }
 
-TEST_F(GemmaTest, DestroyingTheModelEndsARunningStream) {
+TEST_F(EngineTest, DestroyingTheModelEndsARunningStream) {
   const auto cache = NewCache();
   const Tokens prompt = RandomTokens(10, 18);
-  const Gemma::Job job{cache, prompt, NoStop(900), true};
+  const Engine::Job job{cache, prompt, NoStop(900), true};
   const auto request = gemma_->Start({&job, 1})[0];
   ASSERT_TRUE(request->NextEvent(std::chrono::minutes(1)));
   gemma_.reset();
@@ -505,11 +507,11 @@ TEST_F(GemmaTest, DestroyingTheModelEndsARunningStream) {
   EXPECT_EQ(cache->length(), 11u);
 }
 
-TEST_F(GemmaTest, BlocksReturnAtQuiescence) {
+TEST_F(EngineTest, BlocksReturnAtQuiescence) {
   {
     const auto cache = NewCache();
     gemma_->Generate(cache, RandomTokens(200, 19), NoStop(10));
-    const std::unique_ptr<KVCache> fork = cache->Fork();
+    const std::unique_ptr<Conversation> fork = cache->Fork();
     EXPECT_GT(pool_->blocks_in_use(), 0u);
   }
   EXPECT_EQ(pool_->blocks_in_use(), 0u);
@@ -517,7 +519,7 @@ TEST_F(GemmaTest, BlocksReturnAtQuiescence) {
 }
 
 // What min_tokens gives is what banning the stops for so long gives.
-TEST_F(GemmaTest, MinTokensIsABanOfStopsUntilThen) {
+TEST_F(EngineTest, MinTokensIsABanOfStopsUntilThen) {
   gemma_ = Load();
   const Tokens prompt = RandomTokens(30, 4);
   for (const float temperature : {0.0f, 1.1f}) {
@@ -551,7 +553,7 @@ TEST_F(GemmaTest, MinTokensIsABanOfStopsUntilThen) {
   }
 }
 
-TEST_F(GemmaTest, MinTokensLetsStopStringsPass) {
+TEST_F(EngineTest, MinTokensLetsStopStringsPass) {
   gemma_ = Load();
   const Tokens prompt = RandomTokens(30, 4);
   GenerateOptions options = NoStop(12);
@@ -568,7 +570,7 @@ TEST_F(GemmaTest, MinTokensLetsStopStringsPass) {
   EXPECT_EQ(gemma_->Generate(NewCache(), prompt, options).text, free.text);
 }
 
-TEST_F(GemmaTest, TopLogprobsOfAStreamAndItsResult) {
+TEST_F(EngineTest, TopLogprobsOfAStreamAndItsResult) {
   gemma_ = Load();
   const Tokens prompt = RandomTokens(30, 4);
   GenerateOptions options = NoStop(7);
@@ -591,7 +593,7 @@ TEST_F(GemmaTest, TopLogprobsOfAStreamAndItsResult) {
   }
 }
 
-TEST_F(GemmaTest, TheDeadlineKeepsWhatThereIs) {
+TEST_F(EngineTest, TheDeadlineKeepsWhatThereIs) {
   gemma_ = Load();
   const Tokens prompt = RandomTokens(30, 4);
   GenerateOptions options = NoStop(900);
@@ -614,7 +616,7 @@ TEST_F(GemmaTest, TheDeadlineKeepsWhatThereIs) {
             FinishReason::kLength);
 }
 
-TEST_F(GemmaTest, AProcessorThatThrowsEndsItsRequestAlone) {
+TEST_F(EngineTest, AProcessorThatThrowsEndsItsRequestAlone) {
   gemma_ = Load();
   const Tokens prompt = RandomTokens(30, 4);
   GenerateOptions bad = NoStop(8);
@@ -623,7 +625,8 @@ TEST_F(GemmaTest, AProcessorThatThrowsEndsItsRequestAlone) {
   };
   const auto cache = NewCache();
   const auto beside = NewCache();
-  const Gemma::Job jobs[] = {{cache, prompt, bad}, {beside, prompt, NoStop(8)}};
+  const Engine::Job jobs[] = {{cache, prompt, bad},
+                              {beside, prompt, NoStop(8)}};
   const auto failing = gemma_->Start({&jobs[0], 1})[0];
   const auto other = gemma_->Start({&jobs[1], 1})[0];
   failing->WaitDone();
@@ -633,7 +636,7 @@ TEST_F(GemmaTest, AProcessorThatThrowsEndsItsRequestAlone) {
   EXPECT_EQ(other->Result().token_ids.size(), 8u);
 }
 
-TEST_F(GemmaTest, ProfileSumsToTheTimeOfSteps) {
+TEST_F(EngineTest, ProfileSumsToTheTimeOfSteps) {
   EXPECT_FALSE(gemma_->profiled());
   EXPECT_THROW((void)gemma_->profile(), InvalidArgument);
   gemma_ = Load(2, true);
@@ -669,7 +672,7 @@ TEST_F(GemmaTest, ProfileSumsToTheTimeOfSteps) {
   EXPECT_EQ(result.token_ids, plain.token_ids);
 }
 
-TEST_F(GemmaTest, ProfileIsSoundBehindARequestThatFails) {
+TEST_F(EngineTest, ProfileIsSoundBehindARequestThatFails) {
   gemma_ = Load(2, true);
   GenerateOptions bad = NoStop(8);
   bad.logits_processor = [](std::span<const int32_t> ids, std::span<float>) {

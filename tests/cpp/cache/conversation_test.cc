@@ -1,4 +1,4 @@
-#include "cache/kv_cache.h"
+#include "cache/conversation.h"
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ class FakeModel {
 
   explicit FakeModel(const KvLayout& layout) : layout_(layout) {}
 
-  void Step(const KVCache& cache, const KvStepView& view) const {
+  void Step(const Conversation& cache, const KvStepView& view) const {
     Tokens ids(view.end - view.begin);
     cache.CopyTokens(view.begin, ids);
     Step(ids, view);
@@ -180,7 +180,7 @@ std::shared_ptr<const KvLayout> Layout(const std::string& kinds, size_t window,
 
 // One conversation under test and the list of tokens it must stand for.
 struct Subject {
-  std::unique_ptr<KVCache> cache;
+  std::unique_ptr<Conversation> cache;
   Tokens tokens;
 };
 
@@ -198,7 +198,7 @@ std::vector<size_t> Some(size_t begin, size_t end, size_t odds,
 // drafts turn out right; a step may be committed up to anywhere, or dropped,
 // and leave checkpoints.
 void Compute(Subject& s, std::mt19937& rng, size_t max_chunks) {
-  KVCache& cache = *s.cache;
+  Conversation& cache = *s.cache;
   const FakeModel model(cache.layout());
   if (cache.length() == 0) return;
   size_t at =
@@ -297,7 +297,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
     std::vector<Subject> subjects;
     const auto fresh = [&] {
       return Subject{
-          std::make_unique<KVCache>(
+          std::make_unique<Conversation>(
               layout,
               CacheOptions{.capacity_tokens = 601,
                            .checkpoint_bytes =
@@ -347,7 +347,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
           Tokens tokens = s.tokens;
           if (budget != 0) s = fresh();  // makes room
           try {
-            s.cache = KVCache::FromBytes(
+            s.cache = Conversation::FromBytes(
                 bytes, {.block_tokens = block_tokens, .pool = pool});
             s.tokens = std::move(tokens);
           } catch (const CacheFull&) {
@@ -393,7 +393,7 @@ void RandomUse(const std::string& kinds, size_t window, size_t block_tokens,
   EXPECT_EQ(pool->blocks_in_use(), 0u);
 }
 
-TEST(KVCacheTest, Checklist12_AnyUseHoldsWhatTheTokensGive) {
+TEST(ConversationTest, Checklist12_AnyUseHoldsWhatTheTokensGive) {
   uint32_t seed = 1;
   for (const size_t window : {1, 7, 16, 100}) {
     if (kSanitized && window % 2 == 0) continue;
@@ -407,7 +407,7 @@ TEST(KVCacheTest, Checklist12_AnyUseHoldsWhatTheTokensGive) {
   }
 }
 
-TEST(KVCacheTest, AnyUseOfAFullPoolHoldsWhatTheTokensGive) {
+TEST(ConversationTest, AnyUseOfAFullPoolHoldsWhatTheTokensGive) {
   uint32_t seed = 1000;
   for (const size_t window : {7, 33}) {
     for (const char* kinds : {"ssfssf", "ssssss", "rrsfrs", "rr"}) {
@@ -421,9 +421,9 @@ TEST(KVCacheTest, AnyUseOfAFullPoolHoldsWhatTheTokensGive) {
   }
 }
 
-std::unique_ptr<KVCache> Computed(std::shared_ptr<const KvLayout> layout,
-                                  size_t length) {
-  auto cache = std::make_unique<KVCache>(
+std::unique_ptr<Conversation> Computed(std::shared_ptr<const KvLayout> layout,
+                                       size_t length) {
+  auto cache = std::make_unique<Conversation>(
       std::move(layout), CacheOptions{.capacity_tokens = 4096}, "");
   Tokens tokens(length);
   std::iota(tokens.begin(), tokens.end(), 0);
@@ -437,7 +437,7 @@ std::unique_ptr<KVCache> Computed(std::shared_ptr<const KvLayout> layout,
   return cache;
 }
 
-TEST(KVCacheTest, TruncationSaysItsCost) {
+TEST(ConversationTest, TruncationSaysItsCost) {
   // 4 sliding layers of window 33: 4 * 32 tokens of warm-up.
   const auto layout = Layout("ssfssf", 33, 16);
   const auto cache = Computed(layout, 1000);
@@ -454,7 +454,7 @@ TEST(KVCacheTest, TruncationSaysItsCost) {
   EXPECT_THROW(fork->Truncate(603), InvalidArgument);
 }
 
-void Extend(KVCache& cache, size_t length) {
+void Extend(Conversation& cache, size_t length) {
   Tokens tokens(length - cache.length());
   std::iota(tokens.begin(), tokens.end(), static_cast<int32_t>(cache.length()));
   cache.Append(cache.Lock(), tokens);
@@ -467,7 +467,7 @@ void Extend(KVCache& cache, size_t length) {
   }
 }
 
-TEST(KVCacheTest, TruncationTakesTheCheapestStart) {
+TEST(ConversationTest, TruncationTakesTheCheapestStart) {
   // A warm-up takes 128 tokens.
   const auto cache = Computed(Layout("ssfssf", 33, 16), 300);
   ASSERT_TRUE(cache->MakeCheckpoint());
@@ -496,7 +496,7 @@ TEST(KVCacheTest, TruncationTakesTheCheapestStart) {
 }
 
 // Layers of window 33 and 69; those that share add nothing to a warm-up.
-TEST(KVCacheTest, AWarmUpIsTheSumOverAllWindows) {
+TEST(ConversationTest, AWarmUpIsTheSumOverAllWindows) {
   for (const auto& [kinds, warm_up] :
        std::map<std::string, size_t>{{"sfs", 2 * 32},
                                      {"swfsSwFW", 2 * 32 + 2 * 68},
@@ -525,7 +525,7 @@ TEST(KVCacheTest, AWarmUpIsTheSumOverAllWindows) {
 
 // Drafts that turn out right and wrong leave what single steps leave, however
 // many are taken; a fork made before does not see them.
-TEST(KVCacheTest, AStepCommittedInPartEqualsStepsOfOne) {
+TEST(ConversationTest, AStepCommittedInPartEqualsStepsOfOne) {
   for (const char* kinds : {"ssfssf", "swfSWF", "rrsfrs", "rr", "rf", "ff"}) {
     const auto layout = Layout(kinds, 33, 16);
     const FakeModel model(*layout);
@@ -576,7 +576,7 @@ TEST(KVCacheTest, AStepCommittedInPartEqualsStepsOfOne) {
 
 // A point inside a long step is kept without cutting the step. It holds no more
 // than a checkpoint does: three fit the default budget.
-TEST(KVCacheTest, APointInsideALongStepCostsNoReplay) {
+TEST(ConversationTest, APointInsideALongStepCostsNoReplay) {
   for (const char* kinds : {"ssfssf", "swfSWF", "rrsfrs", "rr", "rf"}) {
     const auto layout = Layout(kinds, 33, 16);
     const FakeModel model(*layout);
@@ -584,10 +584,10 @@ TEST(KVCacheTest, APointInsideALongStepCostsNoReplay) {
     pool->set_poison(true);
     Tokens tokens(900);
     std::iota(tokens.begin(), tokens.end(), 3);
-    Subject s{std::make_unique<KVCache>(
-                  layout, CacheOptions{.capacity_tokens = 1000, .pool = pool},
-                  ""),
-              {}};
+    Subject s{
+        std::make_unique<Conversation>(
+            layout, CacheOptions{.capacity_tokens = 1000, .pool = pool}, ""),
+        {}};
     {
       const RunLock lock = s.cache->Lock();
       s.cache->Append(lock, tokens);
@@ -626,9 +626,9 @@ TEST(KVCacheTest, APointInsideALongStepCostsNoReplay) {
   }
 }
 
-TEST(KVCacheTest, APointThatWasNotKeptGivesNoCheckpoint) {
+TEST(ConversationTest, APointThatWasNotKeptGivesNoCheckpoint) {
   const auto layout = Layout("rrsfrs", 33, 16);
-  KVCache cache(layout, {.capacity_tokens = 1000}, "");
+  Conversation cache(layout, {.capacity_tokens = 1000}, "");
   const RunLock lock = cache.Lock();
   cache.Append(lock, Tokens(300, 1));
   const size_t keep[] = {200};
@@ -641,7 +641,7 @@ TEST(KVCacheTest, APointThatWasNotKeptGivesNoCheckpoint) {
 }
 
 // The pending token of the moment is pending again.
-TEST(KVCacheTest, ACheckpointBringsItsMomentBack) {
+TEST(ConversationTest, ACheckpointBringsItsMomentBack) {
   const auto cache = Computed(Layout("ssfssf", 33, 16), 300);
   cache->Append(cache->Lock(), {{7}});
   ASSERT_TRUE(cache->MakeCheckpoint());
@@ -658,7 +658,7 @@ TEST(KVCacheTest, ACheckpointBringsItsMomentBack) {
 
 // 0.5, 1, 2 and 8 windows; every kind of layer; with and without checkpoints,
 // straight and through a snapshot.
-TEST(KVCacheTest, Checklist13_RewindAndRestoreAreExactForEveryKind) {
+TEST(ConversationTest, Checklist13_RewindAndRestoreAreExactForEveryKind) {
   constexpr size_t kWindow = 32;
   std::mt19937 rng(1);
   for (const char* kinds :
@@ -670,14 +670,14 @@ TEST(KVCacheTest, Checklist13_RewindAndRestoreAreExactForEveryKind) {
     }
     Tokens tokens = cache->tokens();
     for (const bool checkpoints : {false, true}) {
-      const auto origin =
-          KVCache::FromBytes(cache->ToBytes(checkpoints), {.block_tokens = 32});
+      const auto origin = Conversation::FromBytes(cache->ToBytes(checkpoints),
+                                                  {.block_tokens = 32});
       for (const size_t base :
            {kWindow / 2, kWindow, 2 * kWindow, 8 * kWindow}) {
         for (const size_t length : {base - 1, base, base + 1}) {
           Subject s{origin->Fork(), tokens};
           ASSERT_NO_FATAL_FAILURE(TruncateTruthfully(s, length));
-          s.cache = KVCache::FromBytes(s.cache->ToBytes(checkpoints));
+          s.cache = Conversation::FromBytes(s.cache->ToBytes(checkpoints));
           ASSERT_NO_FATAL_FAILURE(Check(s));
           s.cache->Append(s.cache->Lock(), {{5, 6, 7}});
           s.tokens.insert(s.tokens.end(), {5, 6, 7});
@@ -691,7 +691,7 @@ TEST(KVCacheTest, Checklist13_RewindAndRestoreAreExactForEveryKind) {
   }
 }
 
-TEST(KVCacheTest, Checklist15_ManyRecurrentConversationsEqualOne) {
+TEST(ConversationTest, Checklist15_ManyRecurrentConversationsEqualOne) {
   const auto layout = Layout("rrsfrs", 20, 16);
   const auto pool = BlockPool::Create();
   pool->set_poison(true);
@@ -699,7 +699,7 @@ TEST(KVCacheTest, Checklist15_ManyRecurrentConversationsEqualOne) {
   std::vector<Subject> subjects;
   for (int i = 0; i < 6; ++i) {
     subjects.push_back(
-        {std::make_unique<KVCache>(
+        {std::make_unique<Conversation>(
              layout, CacheOptions{.capacity_tokens = 500, .pool = pool}, ""),
          {}});
   }
@@ -716,7 +716,7 @@ TEST(KVCacheTest, Checklist15_ManyRecurrentConversationsEqualOne) {
   for (const Subject& s : subjects) ASSERT_NO_FATAL_FAILURE(Check(s));
 }
 
-TEST(KVCacheTest, SealedBlocksAreIdentifiedByWhatTheyHold) {
+TEST(ConversationTest, SealedBlocksAreIdentifiedByWhatTheyHold) {
   const auto layout = Layout("ssfssf", 33, 16);
   const auto cache = Computed(layout, 70);  // four blocks and a part
   cache->Append(cache->Lock(), Tokens(30, 1));             // pending
@@ -757,10 +757,10 @@ TEST(KVCacheTest, SealedBlocksAreIdentifiedByWhatTheyHold) {
                                             25, 26, 27, 28, 29, 30, 31}));
 }
 
-TEST(KVCacheTest, CheckpointsCountInBytesUntilTheyAreDropped) {
+TEST(ConversationTest, CheckpointsCountInBytesUntilTheyAreDropped) {
   const auto layout = Layout("ssfssf", 33, 16);
   const auto pool = BlockPool::Create();
-  KVCache cache(layout, {.capacity_tokens = 2000, .pool = pool}, "");
+  Conversation cache(layout, {.capacity_tokens = 2000, .pool = pool}, "");
   Extend(cache, 200);
   EXPECT_EQ(cache.nbytes(), pool->bytes_in_use());
   ASSERT_TRUE(cache.MakeCheckpoint());
@@ -777,7 +777,7 @@ TEST(KVCacheTest, CheckpointsCountInBytesUntilTheyAreDropped) {
   EXPECT_EQ(fork->nbytes(), pool->bytes_in_use());
 }
 
-TEST(KVCacheTest, ReplayOnlyReadsFullLayers) {
+TEST(ConversationTest, ReplayOnlyReadsFullLayers) {
   const auto cache = Computed(Layout("ssfssf", 33, 16), 1000);
   const auto fork = cache->Fork();
   fork->Truncate(600);
@@ -791,12 +791,12 @@ TEST(KVCacheTest, ReplayOnlyReadsFullLayers) {
 
 // What a step points into stays where it is until the step's holder is done,
 // whoever wants to change the conversation meanwhile.
-TEST(KVCacheTest, ChangesWaitForARunningStep) {
+TEST(ConversationTest, ChangesWaitForARunningStep) {
   const auto layout = Layout("ssfssf", 33, 16);
-  for (const auto change : {+[](KVCache& cache) { cache.Truncate(3); },
-                            +[](KVCache& cache) { cache.Reset(); }}) {
+  for (const auto change : {+[](Conversation& cache) { cache.Truncate(3); },
+                            +[](Conversation& cache) { cache.Reset(); }}) {
     const auto pool = BlockPool::Create();
-    KVCache cache(layout, {.capacity_tokens = 1000, .pool = pool}, "");
+    Conversation cache(layout, {.capacity_tokens = 1000, .pool = pool}, "");
     RunLock lock = cache.Lock();
     cache.Append(lock, Tokens(200, 1));
     KvStepView view = cache.Prepare(lock, 0, 150);
@@ -817,7 +817,7 @@ TEST(KVCacheTest, ChangesWaitForARunningStep) {
   }
 }
 
-TEST(KVCacheTest, SlidingLayersHoldTheirWindowOnly) {
+TEST(ConversationTest, SlidingLayersHoldTheirWindowOnly) {
   const auto layout = Layout("ssfssf", 33, 16);
   const auto cache = Computed(layout, 1000);
   const auto [begin, end] = cache->HeldRange(0);
@@ -827,7 +827,7 @@ TEST(KVCacheTest, SlidingLayersHoldTheirWindowOnly) {
   EXPECT_EQ(cache->HeldRange(2), (std::pair<size_t, size_t>{0, 1000}));
 }
 
-TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
+TEST(ConversationTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
   const auto layout = Layout("ssfssf", 33, 64);
   const auto cache = Computed(layout, 1000);  // ends inside a block
   const size_t alone = cache->nbytes();
@@ -845,8 +845,8 @@ TEST(KVCacheTest, ForkCopiesNoKeyAndTheFirstWriteCopiesTheLastBlock) {
                                 layout->groups()[1].block_bytes);
 }
 
-TEST(KVCacheTest, Checklist06_PastTheCapacityRaisesAndChangesNothing) {
-  KVCache cache(Layout("ssfssf", 5, 16), {.capacity_tokens = 10}, "");
+TEST(ConversationTest, Checklist06_PastTheCapacityRaisesAndChangesNothing) {
+  Conversation cache(Layout("ssfssf", 5, 16), {.capacity_tokens = 10}, "");
   cache.Append(cache.Lock(), Tokens(10, 1));
   try {
     cache.Append(cache.Lock(), {{1}});
@@ -858,8 +858,8 @@ TEST(KVCacheTest, Checklist06_PastTheCapacityRaisesAndChangesNothing) {
   EXPECT_EQ(cache.length(), 10u);
 }
 
-TEST(KVCacheTest, BindingIsToOneModel) {
-  KVCache cache(Layout("ssfssf", 5, 16), {.capacity_tokens = 10}, "");
+TEST(ConversationTest, BindingIsToOneModel) {
+  Conversation cache(Layout("ssfssf", 5, 16), {.capacity_tokens = 10}, "");
   cache.Bind({1, 2});
   EXPECT_NO_THROW(cache.Bind({1, 2}));
   EXPECT_THROW(cache.Bind({1, 3}), Mismatch);

@@ -1,4 +1,4 @@
-#include "model/create_kv_cache.h"
+#include "model/create_conversation.h"
 
 #include "base/error.h"
 
@@ -26,13 +26,13 @@ void RequireConversations(const ModelConfig& config) {
              "embed (a method, and a command of gemmakv), which needs none"));
 }
 
-std::shared_ptr<KVCache> CreateKVCache(ModelType type,
-                                       const CacheOptions& options) {
-  return CreateKVCache(ConfigOf(type), options);
+std::shared_ptr<Conversation> CreateConversation(ModelType type,
+                                                 const CacheOptions& options) {
+  return CreateConversation(ConfigOf(type), options);
 }
 
-std::shared_ptr<KVCache> CreateKVCache(const ModelConfig& config,
-                                       const CacheOptions& options) {
+std::shared_ptr<Conversation> CreateConversation(const ModelConfig& config,
+                                                 const CacheOptions& options) {
   config.Validate();
   RequireConversations(config);
   CacheOptions full = options;
@@ -42,7 +42,7 @@ std::shared_ptr<KVCache> CreateKVCache(const ModelConfig& config,
                                  ", expected at most the model's context of ",
                                  config.context_length));
   }
-  return std::make_shared<KVCache>(
+  return std::make_shared<Conversation>(
       config.MakeKvLayout(full.kv_dtype, full.block_tokens), full, config.name);
 }
 

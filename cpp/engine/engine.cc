@@ -1,4 +1,4 @@
-#include "engine/gemma.h"
+#include "engine/engine.h"
 
 #include <algorithm>
 #include <list>
@@ -46,8 +46,8 @@ std::span<const Processor> ProcessorsOf(
 // in one global order, so that two callers with the same caches cannot wait for
 // each other. Returns none if `lock_cache` gives none for one of them.
 std::vector<RunLock> LockCaches(
-    std::span<const Gemma::Job> jobs,
-    const std::function<RunLock(KVCache&)>& lock_cache) {
+    std::span<const Engine::Job> jobs,
+    const std::function<RunLock(Conversation&)>& lock_cache) {
   std::vector<size_t> order(jobs.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
@@ -64,7 +64,7 @@ std::vector<RunLock> LockCaches(
 using Clock = std::chrono::steady_clock;
 
 // Returns when a job that was submitted at `called` ends at the latest.
-std::optional<Clock::time_point> DeadlineOf(const Gemma::Job& job,
+std::optional<Clock::time_point> DeadlineOf(const Engine::Job& job,
                                             Clock::time_point called) {
   if (!job.options.deadline) return job.deadline;
   constexpr double kYears = 1e8;  // seconds: small enough to be added to a time
@@ -77,8 +77,8 @@ std::optional<Clock::time_point> DeadlineOf(const Gemma::Job& job,
 
 // Throws InvalidArgument for two jobs with one cache, naming the first such
 // job.
-void CheckDistinct(std::span<const Gemma::Job> jobs) {
-  std::unordered_map<const KVCache*, size_t> rows;
+void CheckDistinct(std::span<const Engine::Job> jobs) {
+  std::unordered_map<const Conversation*, size_t> rows;
   rows.reserve(jobs.size());
   std::optional<std::pair<size_t, size_t>> same;
   for (size_t i = 0; i < jobs.size(); ++i) {
@@ -104,7 +104,7 @@ void EndElsewhere(std::unique_ptr<Scheduler> scheduler) noexcept {
   }
 }
 
-void CheckBinding(const KVCache& cache, const Hash128& identity) {
+void CheckBinding(const Conversation& cache, const Hash128& identity) {
   const Hash128 bound = cache.fingerprint();
   if (bound != Hash128{} && bound != identity) {
     throw OtherFingerprint("the cache holds keys and values", bound.Hex(),
@@ -122,9 +122,9 @@ Hash128 FingerprintOf(const Weights& weights, uint32_t numerics_id) {
 
 }  // namespace
 
-Gemma::Gemma(ModelConfig config, Weights weights, size_t num_threads,
-             std::shared_ptr<const PinnedProcessors> pinned,
-             PackedReport packed_report, const LoadOptions& options)
+Engine::Engine(ModelConfig config, Weights weights, size_t num_threads,
+               std::shared_ptr<const PinnedProcessors> pinned,
+               PackedReport packed_report, const LoadOptions& options)
     : model_(std::make_shared<Model>(std::move(config), std::move(weights))),
       num_threads_(num_threads),
       pinned_(std::move(pinned)),
@@ -133,11 +133,11 @@ Gemma::Gemma(ModelConfig config, Weights weights, size_t num_threads,
       profiled_(options.profile),
       shared_(std::make_shared<Shared>()) {}
 
-Gemma::Gemma(const Gemma&) = default;
+Engine::Engine(const Engine&) = default;
 
-Gemma::~Gemma() = default;
+Engine::~Engine() = default;
 
-Gemma::Shared::~Shared() {
+Engine::Shared::~Shared() {
   // After fork() the scheduler's thread exists in the parent only.
   if (scheduler && scheduler_process.InChild()) (void)scheduler.release();
   if (embedder && embedder_process.InChild()) (void)embedder.release();
@@ -146,16 +146,16 @@ Gemma::Shared::~Shared() {
   }
 }
 
-const Scheduler* Gemma::Shared::own_scheduler() const {
+const Scheduler* Engine::Shared::own_scheduler() const {
   return scheduler_process.InChild() ? nullptr : scheduler.get();
 }
 
-const Embedder* Gemma::Shared::own_embedder() const {
+const Embedder* Engine::Shared::own_embedder() const {
   return embedder_process.InChild() ? nullptr : embedder.get();
 }
 
-std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
-                                   const LoadOptions& options) {
+std::shared_ptr<Engine> Engine::Load(const std::string& gguf_path,
+                                     const LoadOptions& options) {
   GgufFile file(gguf_path);
   const ModelConfig config = ConfigFromGguf(file);
   // The tokenizer comes first: one that is refused costs no load of weights.
@@ -163,15 +163,15 @@ std::shared_ptr<Gemma> Gemma::Load(const std::string& gguf_path,
   if (file.Has("tokenizer.ggml.tokens") && !Vocabulary::HasMerges(file)) {
     text = std::make_shared<TokenText>(Vocabulary(file).Text());
   }
-  std::shared_ptr<Gemma> gemma = FromTensors(config, file, options);
+  std::shared_ptr<Engine> gemma = FromTensors(config, file, options);
   if (text) gemma->set_token_text(std::move(text));
   TrimHeap();
   return gemma;
 }
 
-std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
-                                          TensorSource& source,
-                                          const LoadOptions& options) {
+std::shared_ptr<Engine> Engine::FromTensors(const ModelConfig& config,
+                                            TensorSource& source,
+                                            const LoadOptions& options) {
   config.Validate();
   options.scheduler.Validate();
   const size_t threads = ResolveThreads(options.threads);
@@ -191,42 +191,42 @@ std::shared_ptr<Gemma> Gemma::FromTensors(const ModelConfig& config,
                 config, source, pool, options.progress,
                 {.folder = options.packed_folder, .quantize = options.quantize},
                 report);
-  return std::shared_ptr<Gemma>(
-      new Gemma(config, std::move(weights), threads, std::move(pinned),
-                std::move(report), options));
+  return std::shared_ptr<Engine>(new Engine(config, std::move(weights), threads,
+                                            std::move(pinned),
+                                            std::move(report), options));
 }
 
-Hash128 Gemma::fingerprint() const {
+Hash128 Engine::fingerprint() const {
   return FingerprintOf(model_->weights, NumericsId());
 }
 
-Hash128 Gemma::weights_fingerprint() const {
+Hash128 Engine::weights_fingerprint() const {
   // This was `fingerprint` in the first version, on most processors: what is
   // named by it is found again.
   return FingerprintOf(model_->weights, uint32_t{1});
 }
 
-std::shared_ptr<PrefixView> Gemma::MakePrefixView(
+std::shared_ptr<PrefixView> Engine::MakePrefixView(
     std::shared_ptr<PrefixCache> cache, std::span<const uint8_t> salt) const {
   return std::make_shared<PrefixView>(std::move(cache), fingerprint(), salt,
                                       config().eos_ids);
 }
 
-std::shared_ptr<Gemma> Gemma::WithPrefix(
+std::shared_ptr<Engine> Engine::WithPrefix(
     std::shared_ptr<PrefixView> view) const {
-  const std::shared_ptr<Gemma> other(new Gemma(*this));
+  const std::shared_ptr<Engine> other(new Engine(*this));
   if (view) other->tenant_ = view->salt();
   other->prefix_.view = std::move(view);
   return other;
 }
 
-std::shared_ptr<Gemma> Gemma::WithSalt(std::span<const uint8_t> salt) const {
-  const std::shared_ptr<Gemma> other(new Gemma(*this));
+std::shared_ptr<Engine> Engine::WithSalt(std::span<const uint8_t> salt) const {
+  const std::shared_ptr<Engine> other(new Engine(*this));
   other->tenant_ = SaltDigest(salt);
   return other;
 }
 
-bool Gemma::CheckAhead(double seconds) const {
+bool Engine::CheckAhead(double seconds) const {
   const auto& file = model_->weights.file;
   const std::chrono::duration<double> time(seconds);
   return file &&
@@ -234,9 +234,9 @@ bool Gemma::CheckAhead(double seconds) const {
                           std::chrono::duration_cast<Clock::duration>(time));
 }
 
-std::shared_ptr<Gemma> Gemma::WithDraft(
-    const std::shared_ptr<const Gemma>& draft) const {
-  const std::shared_ptr<Gemma> other(new Gemma(*this));
+std::shared_ptr<Engine> Engine::WithDraft(
+    const std::shared_ptr<const Engine>& draft) const {
+  const std::shared_ptr<Engine> other(new Engine(*this));
   other->draft_ = nullptr;
   if (!draft) return other;
   if (draft->model_ == model_) {
@@ -269,17 +269,17 @@ std::shared_ptr<Gemma> Gemma::WithDraft(
   return other;
 }
 
-std::shared_ptr<const TokenText> Gemma::token_text() const {
+std::shared_ptr<const TokenText> Engine::token_text() const {
   MutexLock lock(shared_->mutex);
   return shared_->token_text;
 }
 
-void Gemma::set_token_text(std::shared_ptr<const TokenText> text) {
+void Engine::set_token_text(std::shared_ptr<const TokenText> text) {
   MutexLock lock(shared_->mutex);
   shared_->token_text = std::move(text);
 }
 
-Gemma::Stats Gemma::stats() const {
+Engine::Stats Engine::stats() const {
   Stats stats;
   MutexLock lock(shared_->mutex);
   if (const Scheduler* const scheduler = shared_->own_scheduler()) {
@@ -293,7 +293,7 @@ Gemma::Stats Gemma::stats() const {
   return stats;
 }
 
-ThreadPlacement Gemma::placement() const {
+ThreadPlacement Engine::placement() const {
   const std::span<const Processor> own = ProcessorsOf(pinned_);
   if (!own.empty()) {
     return {num_threads_, true, std::vector(own.begin(), own.end())};
@@ -301,7 +301,7 @@ ThreadPlacement Gemma::placement() const {
   return {num_threads_, false, DescribeProcessors(AllowedProcessors())};
 }
 
-StepProfile Gemma::profile() const {
+StepProfile Engine::profile() const {
   if (!profiled_) {
     throw InvalidArgument(
         "the model: its steps are not timed; expected one that was loaded "
@@ -320,7 +320,7 @@ StepProfile Gemma::profile() const {
   return profile;
 }
 
-Scheduler& Gemma::scheduler() {
+Scheduler& Engine::scheduler() {
   Shared& shared = *shared_;
   MutexLock lock(shared.mutex);
   if (shared.scheduler && shared.scheduler_process.InChild()) {
@@ -336,7 +336,7 @@ Scheduler& Gemma::scheduler() {
   return *shared.scheduler;
 }
 
-Embedder& Gemma::embedder() {
+Embedder& Engine::embedder() {
   Shared& shared = *shared_;
   MutexLock lock(shared.mutex);
   if (shared.embedder && shared.embedder_process.InChild()) {
@@ -351,8 +351,8 @@ Embedder& Gemma::embedder() {
   return *shared.embedder;
 }
 
-void Gemma::CheckTokens(const KVCache& cache,
-                        std::span<const int32_t> tokens) const {
+void Engine::CheckTokens(const Conversation& cache,
+                         std::span<const int32_t> tokens) const {
   if (tokens.empty() && cache.length() == 0) {
     throw InvalidArgument(
         "the prompt has no tokens and the cache is empty, expected at least "
@@ -368,7 +368,7 @@ void Gemma::CheckTokens(const KVCache& cache,
   }
 }
 
-void Gemma::CheckCache(const KVCache& cache) const {
+void Engine::CheckCache(const Conversation& cache) const {
   RequireConversations(config());
   const KvLayout& layout = cache.layout();
   const std::shared_ptr<const KvLayout> expected =
@@ -387,26 +387,27 @@ void Gemma::CheckCache(const KVCache& cache) const {
   }
 }
 
-void Gemma::CheckFits(const KVCache& cache) const {
+void Engine::CheckFits(const Conversation& cache) const {
   CheckCache(cache);
   CheckBinding(cache, fingerprint());
 }
 
-std::vector<std::shared_ptr<TokenStream>> Gemma::Start(
+std::vector<std::shared_ptr<TokenStream>> Engine::Start(
     std::span<const Job> jobs, const std::function<void()>& poll) {
-  return StartLocked(jobs, [&](KVCache& cache) { return cache.Lock(poll); });
+  return StartLocked(jobs,
+                     [&](Conversation& cache) { return cache.Lock(poll); });
 }
 
-std::vector<std::shared_ptr<TokenStream>> Gemma::TryStart(
+std::vector<std::shared_ptr<TokenStream>> Engine::TryStart(
     std::span<const Job> jobs, LockWait& wait,
     const RunGate::Callback& on_free) {
   return StartLocked(
-      jobs, [&](KVCache& cache) { return cache.TryLock(wait, on_free); });
+      jobs, [&](Conversation& cache) { return cache.TryLock(wait, on_free); });
 }
 
-std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
+std::vector<std::shared_ptr<TokenStream>> Engine::StartLocked(
     std::span<const Job> jobs,
-    const std::function<RunLock(KVCache&)>& lock_cache) {
+    const std::function<RunLock(Conversation&)>& lock_cache) {
   const Clock::time_point called = Clock::now();
   CheckDistinct(jobs);
   const std::shared_ptr<const TokenText> text = token_text();
@@ -494,8 +495,8 @@ std::vector<std::shared_ptr<TokenStream>> Gemma::StartLocked(
   return streams;
 }
 
-std::shared_ptr<TokenStream> Gemma::StartRows(
-    const std::shared_ptr<KVCache>& cache, std::span<const int32_t> tokens,
+std::shared_ptr<TokenStream> Engine::StartRows(
+    const std::shared_ptr<Conversation>& cache, std::span<const int32_t> tokens,
     RowOutput::Kind kind, bool all_positions, float* rows,
     const std::function<void()>& poll, const PrefixAccess& prefix) {
   if (tokens.empty()) {
@@ -520,8 +521,8 @@ std::shared_ptr<TokenStream> Gemma::StartRows(
   return stream;
 }
 
-GenerateResult Gemma::Generate(
-    const std::shared_ptr<KVCache>& cache, std::span<const int32_t> prompt,
+GenerateResult Engine::Generate(
+    const std::shared_ptr<Conversation>& cache, std::span<const int32_t> prompt,
     const GenerateOptions& options,
     const std::function<bool(const TokenEvent&)>& on_token) {
   // A stream alone does not say whether anybody will wait for it.
@@ -547,9 +548,9 @@ GenerateResult Gemma::Generate(
   return stream->Result();
 }
 
-std::vector<float> Gemma::DraftLogits(std::span<const int32_t> tokens,
-                                      size_t guesses,
-                                      const std::function<void()>& poll) {
+std::vector<float> Engine::DraftLogits(std::span<const int32_t> tokens,
+                                       size_t guesses,
+                                       const std::function<void()>& poll) {
   if (!draft_ || draft_->config.target_hidden == 0) {
     throw InvalidArgument(
         "the model has no drafter: expected one that was loaded with draft=");
@@ -560,9 +561,9 @@ std::vector<float> Gemma::DraftLogits(std::span<const int32_t> tokens,
         StrCat("there are ", tokens.size(), " tokens, expected at least 2"));
   }
   const auto cache =
-      CreateKVCache(config(), {.capacity_tokens = tokens.size(),
-                               .kv_dtype = KvDtype::kF32,
-                               .checkpoint_bytes = 0});
+      CreateConversation(config(), {.capacity_tokens = tokens.size(),
+                                    .kv_dtype = KvDtype::kF32,
+                                    .checkpoint_bytes = 0});
   CheckTokens(*cache, tokens);
   std::vector<float> state(config().hidden_size);
   StartRows(cache, tokens.first(tokens.size() - 1), RowOutput::kHidden, false,
@@ -590,8 +591,7 @@ std::vector<float> Gemma::DraftLogits(std::span<const int32_t> tokens,
   return logits;
 }
 
-void Gemma::CheckTexts(
-    std::span<const std::span<const int32_t>> texts) const {
+void Engine::CheckTexts(std::span<const std::span<const int32_t>> texts) const {
   const size_t longest = config().context_length;
   for (size_t t = 0; t < texts.size(); ++t) {
     if (texts[t].empty() || texts[t].size() > longest) {
@@ -608,7 +608,7 @@ void Gemma::CheckTexts(
   }
 }
 
-std::vector<float> Gemma::Embed(
+std::vector<float> Engine::Embed(
     std::span<const std::span<const int32_t>> texts,
     const EmbedOptions& options, const std::function<void()>& poll) {
   const std::vector<size_t> dims = EmbeddingDims(config());
@@ -646,9 +646,9 @@ std::vector<float> Gemma::Embed(
 
 // Writes `out` [texts.size(), hidden_size], in portions of a few thousand
 // tokens, so that only the hidden states and caches of one portion are held.
-void Gemma::ComputeHiddenStates(std::span<const std::span<const int32_t>> texts,
-                                Pooling pooling, float* out,
-                                const std::function<void()>& poll) {
+void Engine::ComputeHiddenStates(
+    std::span<const std::span<const int32_t>> texts, Pooling pooling,
+    float* out, const std::function<void()>& poll) {
   constexpr size_t kPortionTokens = 4096;
   constexpr std::chrono::milliseconds kPollInterval{50};
   const size_t hidden = config().hidden_size;
@@ -664,12 +664,12 @@ void Gemma::ComputeHiddenStates(std::span<const std::span<const int32_t>> texts,
         const size_t length = texts[end].size();
         tokens += length;
         states.emplace_back((all ? length : 1) * hidden);
-        streams.push_back(StartRows(
-            CreateKVCache(config(), {.capacity_tokens = length,
-                                     .kv_dtype = KvDtype::kF32,
-                                     .checkpoint_bytes = 0}),
-            texts[end], RowOutput::kHidden, all, states.back().data(), poll,
-            unshared));
+        streams.push_back(
+            StartRows(CreateConversation(config(), {.capacity_tokens = length,
+                                                    .kv_dtype = KvDtype::kF32,
+                                                    .checkpoint_bytes = 0}),
+                      texts[end], RowOutput::kHidden, all, states.back().data(),
+                      poll, unshared));
         ++end;
       } while (end < texts.size() &&
                tokens + texts[end].size() <= kPortionTokens);
