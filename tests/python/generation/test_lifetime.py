@@ -432,8 +432,8 @@ def test_a_stream_whose_processor_has_it_is_let_go(
     again = KVCache(core)
     if chat:
         return
+    wait_until(lambda: len(again) == 3)  # what was not read goes with its call
     tokens = again.tokens.tolist()
-    assert len(tokens) == 3
     assert same_bits(tiny, again, tokens)
 
 
