@@ -289,6 +289,7 @@ def test_two_chats_at_the_same_time(start: Start, tmp_path: Path) -> None:
     third = start()
     third.wait_for("main-2: 1 turn")
     third.wait_for("> yours")
+    third.wait_for_prompt("main-2")
     third.line("/switch main")
     third.wait_for("main: 2 turns")
 

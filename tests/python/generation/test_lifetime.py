@@ -246,10 +246,14 @@ def test_what_a_processor_raised_keeps_nothing_alive(
     assert info.traceback[-1].name == "_refuse"
     assert reference() is cache
     del cache, info
-    if how not in ("generate", "batch"):
-        gc.collect()  # a stream has what it failed with, and so has a task
+
+    def is_gone() -> bool:
+        if how not in ("generate", "batch"):
+            gc.collect()  # a stream has what it failed with, and so has a task
+        return reference() is None
+
     # The engine's thread may still be about to let go of the request.
-    wait_until(lambda: reference() is None)
+    wait_until(is_gone, pause_s=0.01)
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
@@ -418,14 +422,18 @@ def test_a_stream_whose_processor_has_it_is_let_go(
     references = weakref.ref(listener), weakref.ref(listener.stream)
     core = cache._core
     del listener, cache
-    gc.collect()
-    assert [reference() for reference in references] == [None] * 2
+
+    def are_gone() -> bool:
+        gc.collect()
+        return [reference() for reference in references] == [None] * 2
+
+    wait_until(are_gone, pause_s=0.01)  # the processor may be running
     # What it was given is kept, and the conversation is free.
     again = KVCache(core)
     if chat:
         return
+    wait_until(lambda: len(again) == 3)  # what was not read goes with its call
     tokens = again.tokens.tolist()
-    assert len(tokens) == 3
     assert same_bits(tiny, again, tokens)
 
 
