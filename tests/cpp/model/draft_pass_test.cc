@@ -46,7 +46,7 @@ TinyOptions Drafter(bool clusters) {
 class DraftPassTest : public ::testing::Test {
  protected:
   // A conversation whose tokens but the last are computed.
-  struct Conversation {
+  struct Started {
     std::shared_ptr<Conversation> cache;
     std::shared_ptr<const KvStepView> view;
     std::vector<float> state;
@@ -57,13 +57,13 @@ class DraftPassTest : public ::testing::Test {
     target_ = TinyModel(target);
     drafter_ = TinyModel(drafter);
   }
-  Conversation Begin(size_t length, KvDtype dtype = KvDtype::kBF16) {
+  Started Begin(size_t length, KvDtype dtype = KvDtype::kBF16) {
     const auto tokens =
         RandomTokens(length, static_cast<uint32_t>(length), kVocab);
-    Conversation c{CreateConversation(target_->config, {.kv_dtype = dtype}),
-                   {},
-                   std::vector<float>(target_->config.hidden_size),
-                   tokens.back()};
+    Started c{CreateConversation(target_->config, {.kv_dtype = dtype}),
+              {},
+              std::vector<float>(target_->config.hidden_size),
+              tokens.back()};
     const RunLock lock = c.cache->Lock();
     c.cache->Append(lock, tokens);
     KvStepView step = c.cache->Prepare(lock, 0, length - 1);
@@ -79,8 +79,8 @@ class DraftPassTest : public ::testing::Test {
     return c;
   }
   // [conversations, guesses, vocabulary and state]: rounds of all together.
-  std::vector<float> Guess(std::vector<Conversation>& conversations,
-                           size_t guesses, size_t threads) {
+  std::vector<float> Guess(std::vector<Started>& conversations, size_t guesses,
+                           size_t threads) {
     ThreadPool pool(threads);
     DraftPass pass(*drafter_, *target_, pool);
     const size_t width = target_->config.hidden_size;
@@ -90,7 +90,7 @@ class DraftPassTest : public ::testing::Test {
       std::vector<DraftPass::Row> rows;
       for (size_t i = 0; i < conversations.size(); ++i) {
         float* const out = found.data() + (i * guesses + round) * row;
-        const Conversation& c = conversations[i];
+        const Started& c = conversations[i];
         const bool first = round == 0;
         const float* const before = out - row;
         rows.push_back(
@@ -145,7 +145,7 @@ TEST(ChooseLargestTest, NanComesAfterAllOthers) {
 TEST_F(DraftPassTest, TheLargestAreThoseOfAll) {
   for (const bool clusters : {false, true}) {
     Load(Target(), Drafter(clusters));
-    std::vector<Conversation> all;
+    std::vector<Started> all;
     for (const size_t length : {3, 17, 60}) all.push_back(Begin(length));
     const std::vector<float> found = Guess(all, 1, 2);
     const size_t width = target_->config.hidden_size;
@@ -196,7 +196,7 @@ TEST_F(DraftPassTest, NoGuessDependsOnAnother) {
                          TensorType::kF16};
       }
       Load(Target(), drafter);
-      std::vector<Conversation> all;
+      std::vector<Started> all;
       for (const size_t length : {2, 3, 17, 26, 60, 200, 401}) {
         all.push_back(Begin(length));
       }
@@ -204,7 +204,7 @@ TEST_F(DraftPassTest, NoGuessDependsOnAnother) {
       const std::vector<float> together = Guess(all, kGuesses, 3);
       const size_t size = together.size() / all.size();
       for (size_t i = 0; i < all.size(); ++i) {
-        std::vector<Conversation> one = {all[i]};
+        std::vector<Started> one = {all[i]};
         const std::vector<float> alone = Guess(one, kGuesses, 1);
         const std::vector<float> part(together.begin() + i * size,
                                       together.begin() + (i + 1) * size);
@@ -224,8 +224,8 @@ TEST_F(DraftPassTest, ReadsTheLastLayersThatHaveKeys) {
       LayersRead(drafter_->config, target_->config);
   EXPECT_EQ(read, (std::vector<size_t>{4, 4, 4, 5}));
   constexpr size_t kLength = 60;
-  Conversation c = Begin(kLength);
-  std::vector<Conversation> one = {c};
+  Started c = Begin(kLength);
+  std::vector<Started> one = {c};
   const std::vector<float> expected = Guess(one, 1, 1);
   const KvLayout& layout = c.cache->layout();
   const size_t block_tokens = layout.block_tokens();

@@ -31,8 +31,9 @@ std::vector<KvLayerSpec> HybridLayers() {
   return layers;
 }
 
-std::unique_ptr<Conversation> Conversation(KvDtype dtype, size_t block_tokens,
-                                           size_t computed) {
+std::unique_ptr<Conversation> MakeConversation(KvDtype dtype,
+                                               size_t block_tokens,
+                                               size_t computed) {
   auto cache = std::make_unique<Conversation>(
       std::make_shared<KvLayout>(HybridLayers(), dtype, block_tokens),
       CacheOptions{.capacity_tokens = 2000, .pool = BlockPool::Create()}, "");
@@ -96,7 +97,7 @@ class ObjectTest
 TEST_P(ObjectTest, WhatIsEncodedIsDecoded) {
   const auto [dtype, from_tokens, to_tokens] = GetParam();
   for (const size_t position : {700u, 512u, 513u, 30u, 256u, 255u}) {
-    const auto cache = Conversation(dtype, from_tokens, position);
+    const auto cache = MakeConversation(dtype, from_tokens, position);
     const HeldSet held = Held(*cache);
     const auto other = std::make_unique<Conversation>(
         std::make_shared<KvLayout>(HybridLayers(), dtype, to_tokens),
@@ -171,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(
                      testing::Values(16, 64, 128), testing::Values(32, 64)));
 
 TEST(ObjectBytesTest, DamagedOnesAreRefused) {
-  const auto cache = Conversation(KvDtype::kBF16, 64, 700);
+  const auto cache = MakeConversation(KvDtype::kBF16, 64, 700);
   const HeldSet held = Held(*cache);
   const ObjectHead head = ResumeHead(*cache, 700);
   const StoredBytes object = EncodeObject(head, cache->layout(), held);
@@ -196,7 +197,7 @@ TEST(ObjectBytesTest, DamagedOnesAreRefused) {
 // Bytes with sound hashes and other numbers: lengths that a writer would not
 // have given are refused before they are used.
 TEST(ObjectBytesTest, NumbersThatDoNotBelongTogetherAreRefused) {
-  const auto cache = Conversation(KvDtype::kBF16, 64, 700);
+  const auto cache = MakeConversation(KvDtype::kBF16, 64, 700);
   const StoredBytes object =
       EncodeObject(ResumeHead(*cache, 700), cache->layout(), Held(*cache));
   const auto with = [&](size_t at, uint64_t value) {

@@ -29,8 +29,8 @@ std::vector<int32_t> Join(std::vector<int32_t> a,
 
 class PrefixCacheTest : public testing::Test {
  protected:
-  std::unique_ptr<Conversation> Conversation(const std::vector<int32_t>& tokens,
-                                             size_t block_tokens = 64) {
+  std::unique_ptr<Conversation> MakeConversation(
+      const std::vector<int32_t>& tokens, size_t block_tokens = 64) {
     auto cache =
         EmptyConversation(layers_, KvDtype::kBF16, block_tokens, pool_);
     cache->Append(cache->Lock(), tokens);
@@ -39,7 +39,7 @@ class PrefixCacheTest : public testing::Test {
   // Computes all but the last token, and leaves points on the way.
   std::unique_ptr<Conversation> Known(const std::vector<int32_t>& tokens,
                                       std::vector<size_t> at = {}) {
-    auto cache = Conversation(tokens);
+    auto cache = MakeConversation(tokens);
     const auto points = FillByTokens(*cache, tokens.size() - 1, at);
     EXPECT_EQ(points.size(), at.size());
     view_->Publish(*cache, points, true);
@@ -99,7 +99,8 @@ TEST_F(PrefixCacheTest, AConversationGoesOnWhereAnotherStood) {
   const std::vector<int32_t> first = Tokens(700, 1);
   Known(first);
   for (const size_t block_tokens : {16, 64, 128}) {
-    const auto again = Conversation(Join(first, Tokens(50, 2)), block_tokens);
+    const auto again =
+        MakeConversation(Join(first, Tokens(50, 2)), block_tokens);
     EXPECT_EQ(ExpectSame(*again), 699u);
   }
 }
@@ -109,13 +110,13 @@ TEST_F(PrefixCacheTest, NothingIsCopiedAndNobodyWritesBehindTheIndex) {
   const auto known = Known(first);
   const size_t blocks = pool_->blocks_in_use();
   EXPECT_EQ(known->nbytes(), pool_->bytes_in_use()) << "the index counts as it";
-  const auto again = Conversation(Join(first, Tokens(50, 2)));
+  const auto again = MakeConversation(Join(first, Tokens(50, 2)));
   EXPECT_TRUE(view_->Take(*again, again->Lock(), Find(*again)));
   EXPECT_EQ(pool_->blocks_in_use(), blocks);
   // Both go on, otherwise, in copies of their own.
   known->Append(known->Lock(), Tokens(80, 3));
   FillByTokens(*known, 760);
-  EXPECT_EQ(ExpectSame(*Conversation(Join(first, Tokens(9, 4)))), 699u);
+  EXPECT_EQ(ExpectSame(*MakeConversation(Join(first, Tokens(9, 4)))), 699u);
 }
 
 TEST_F(PrefixCacheTest, TheLongestPointIsTakenAndTheRestComputed) {
@@ -124,7 +125,7 @@ TEST_F(PrefixCacheTest, TheLongestPointIsTakenAndTheRestComputed) {
   const auto parts_at = [&](size_t position) {
     std::vector<int32_t> tokens = first;
     tokens.resize(position);
-    return Conversation(Join(tokens, Tokens(100, 5)));
+    return MakeConversation(Join(tokens, Tokens(100, 5)));
   };
   EXPECT_EQ(ExpectSame(*parts_at(99)), 60u) << "a warm-up of 39";
   EXPECT_EQ(ExpectSame(*parts_at(100)), 100u);
@@ -142,7 +143,7 @@ TEST_F(PrefixCacheTest, FullLayersNeedNoPoint) {
   for (const size_t position : {16u, 255u, 256u, 511u, 600u, 699u}) {
     std::vector<int32_t> tokens = first;
     tokens.resize(position);
-    EXPECT_EQ(ExpectSame(*Conversation(Join(tokens, {5, 6}))), position);
+    EXPECT_EQ(ExpectSame(*MakeConversation(Join(tokens, {5, 6}))), position);
   }
 }
 
@@ -152,7 +153,7 @@ TEST_F(PrefixCacheTest, AtLeastOneTokenIsComputed) {
   const auto known = Known(first);
   FillByTokens(*known, 600);
   view_->Publish(*known, {}, true);
-  EXPECT_EQ(ExpectSame(*Conversation(first)), 599u);
+  EXPECT_EQ(ExpectSame(*MakeConversation(first)), 599u);
 }
 
 TEST_F(PrefixCacheTest, RecurrentLayersGoOnFromAPointOnly) {
@@ -161,10 +162,10 @@ TEST_F(PrefixCacheTest, RecurrentLayersGoOnFromAPointOnly) {
   Known(first, {310, 512});
   std::vector<int32_t> tokens = first;
   tokens.resize(800);
-  EXPECT_EQ(ExpectSame(*Conversation(Join(tokens, {5, 6}))), 512u);
+  EXPECT_EQ(ExpectSame(*MakeConversation(Join(tokens, {5, 6}))), 512u);
   tokens.resize(400);
-  EXPECT_EQ(ExpectSame(*Conversation(Join(tokens, {5, 6}), 16)), 310u);
-  EXPECT_EQ(ExpectSame(*Conversation(Join(first, {5, 6}), 128)), 899u);
+  EXPECT_EQ(ExpectSame(*MakeConversation(Join(tokens, {5, 6}), 16)), 310u);
+  EXPECT_EQ(ExpectSame(*MakeConversation(Join(first, {5, 6}), 128)), 899u);
 }
 
 TEST_F(PrefixCacheTest, ACutConversationTakesAPointBack) {
@@ -180,7 +181,7 @@ TEST_F(PrefixCacheTest, WhyMoreWasNotKnown) {
   const std::vector<int32_t> first = Tokens(700, 1);
   Known(first);
   const auto miss = [&](const std::vector<int32_t>& tokens) {
-    const auto cache = Conversation(tokens);
+    const auto cache = MakeConversation(tokens);
     return PrefixView::MissOf(Find(*cache), tokens.size() - 1);
   };
   std::vector<int32_t> part = first;
@@ -199,7 +200,7 @@ TEST_F(PrefixCacheTest, WhyMoreWasNotKnown) {
 TEST_F(PrefixCacheTest, SaltsWeightsAndDtypesAreApart) {
   const std::vector<int32_t> first = Tokens(700, 1);
   Known(first);
-  const auto again = Conversation(Join(first, {5, 6}));
+  const auto again = MakeConversation(Join(first, {5, 6}));
   const auto tenant = View("tenant");
   EXPECT_EQ(tenant->Find(*again, again->tokens(), 701).match.known, 0u);
   tenant->Publish(*Known(first), {}, true);
@@ -222,13 +223,14 @@ TEST_F(PrefixCacheTest, TheBudgetHoldsAndWhatIsUsedStays) {
   Known(system);
   for (uint32_t chat = 0; chat < 60; ++chat) {
     const auto tokens = Join(system, Tokens(400, 100 + chat));
-    const auto cache = Conversation(tokens);
+    const auto cache = MakeConversation(tokens);
     EXPECT_EQ(ExpectSame(*cache), 599u) << chat;
     view_->Publish(*cache, {}, true);
     EXPECT_LE(cache_->stats().ram.bytes, budget);
   }
   EXPECT_GT(cache_->stats().ram.evictions, 0u);
-  const auto old = Conversation(Join(Join(system, Tokens(400, 100)), {7, 8}));
+  const auto old =
+      MakeConversation(Join(Join(system, Tokens(400, 100)), {7, 8}));
   EXPECT_EQ(PrefixView::MissOf(Find(*old), old->length() - 1),
             PrefixMiss::kEvicted);
 }
@@ -240,7 +242,7 @@ TEST_F(PrefixCacheTest, AFullPoolGetsBlocksBack) {
   EXPECT_LE(pool_->bytes_in_use(), pool_->budget_bytes());
   // Together with a conversation that takes all there is.
   const size_t all = pool_->budget_bytes() / (2 * 32 * 2);
-  const auto large = Conversation(Tokens(all - 800, 99));
+  const auto large = MakeConversation(Tokens(all - 800, 99));
   FillByTokens(*large, large->length());
   view_->Publish(*large, {}, true);
   EXPECT_FALSE(cache_->index().GiveUp(BlockPool::Create().get()));
@@ -279,7 +281,7 @@ TEST_F(PrefixCacheTest, WhatIsPinnedStays) {
     index.Reclaim(pool_.get(), size_t{1} << 40);
     index.GiveUp(pool_.get());
     EXPECT_EQ(index.stats().bytes, all) << "nothing else is left";
-    EXPECT_EQ(ExpectSame(*Conversation(Join(first, Tokens(50, 2)))), 699u);
+    EXPECT_EQ(ExpectSame(*MakeConversation(Join(first, Tokens(50, 2)))), 699u);
     // What hangs on it goes without it.
     Known(Join(first, Tokens(600, 3)));
     index.GiveUp(pool_.get());
@@ -290,7 +292,7 @@ TEST_F(PrefixCacheTest, WhatIsPinnedStays) {
     EXPECT_EQ(index.stats().pinned, index.PinnedBytes(page_pin));
     index.GiveUp(pool_.get());
     EXPECT_EQ(index.stats().bytes, index.stats().pinned);
-    EXPECT_EQ(ExpectSame(*Conversation(
+    EXPECT_EQ(ExpectSame(*MakeConversation(
                   Join({first.begin(), first.begin() + 513}, Tokens(50, 2)))),
               512u);
     index.GiveUp(pool_.get());
@@ -313,7 +315,7 @@ TEST_F(PrefixCacheTest, ClearEndsPinsOfItsTree) {
   EXPECT_EQ(cache_->index().PinnedBytes(pin), 0u);
   EXPECT_EQ(cache_->index().stats().pinned, cache_->index().PinnedBytes(kept));
   cache_->index().Unpin(pin);
-  EXPECT_EQ(Find(*Conversation(tokens)).start, 0u);
+  EXPECT_EQ(Find(*MakeConversation(tokens)).start, 0u);
   cache_->Clear();
   EXPECT_EQ(cache_->index().stats().pinned, 0u);
   EXPECT_EQ(cache_->index().stats().bytes, 0u);
@@ -342,7 +344,7 @@ TEST_F(PrefixCacheTest, NoMoreIsPinnedThanTheBudget) {
   }
   EXPECT_LE(cache_->index().stats().pinned, 3 * bytes);
   EXPECT_LE(cache_->index().stats().bytes, 3 * bytes);
-  EXPECT_EQ(Find(*Conversation(Tokens(700, 1))).start, 699u);
+  EXPECT_EQ(Find(*MakeConversation(Tokens(700, 1))).start, 699u);
   // A pool that what is pinned fills says so.
   pool_ = BlockPool::Create(size_t{1} << 20);
   cache_ = std::make_shared<PrefixCache>(size_t{64} << 20);
@@ -404,7 +406,7 @@ TEST_F(PrefixCacheTest, ThreadsShareOneIndex) {
     threads.emplace_back([&, t] {
       std::mt19937 rng(t);
       for (size_t i = 0; i < 40; ++i) {
-        const auto cache = Conversation(
+        const auto cache = MakeConversation(
             Join(Tokens(300, rng() % 3), Tokens(1 + rng() % 400, rng() % 5)),
             16u << (rng() % 3));
         EXPECT_NO_THROW(ExpectSame(*cache));

@@ -60,8 +60,8 @@ class PrefixTiersTest : public testing::Test {
     view->set_seconds_per_token(seconds_);
     return view;
   }
-  std::unique_ptr<Conversation> Conversation(const Ids& tokens,
-                                             size_t block_tokens = 64) {
+  std::unique_ptr<Conversation> MakeConversation(const Ids& tokens,
+                                                 size_t block_tokens = 64) {
     auto cache =
         EmptyConversation(layers_, KvDtype::kBF16, block_tokens, pool_);
     cache->Append(cache->Lock(), tokens);
@@ -70,7 +70,7 @@ class PrefixTiersTest : public testing::Test {
   // Computes all but the last token, and leaves points on the way.
   void Publish(const Ids& tokens, std::vector<size_t> at = {},
                const PrefixView* view = nullptr) {
-    const auto cache = Conversation(tokens);
+    const auto cache = MakeConversation(tokens);
     const auto points = FillByTokens(*cache, tokens.size() - 1, at);
     (view ? view : view_.get())->Publish(*cache, points, true);
   }
@@ -80,7 +80,7 @@ class PrefixTiersTest : public testing::Test {
   // What came of RAM and the tiers, once it went on and holds what a cold one
   // does.
   PrefixHit GoOn(const Ids& tokens, size_t block_tokens = 64) {
-    const auto cache = Conversation(tokens, block_tokens);
+    const auto cache = MakeConversation(tokens, block_tokens);
     const auto fetch = Ask(*cache);
     if (fetch) fetch->Wait();
     const PrefixOffer offer =
@@ -163,7 +163,7 @@ TEST_F(PrefixTiersTest, MappedObjectsAreNotCopied) {
   cache_->Flush();
   Restart();
   EXPECT_EQ(pool_->blocks_in_use(), 0u);
-  const auto cache = Conversation(Join(first, Tokens(9, 2)));
+  const auto cache = MakeConversation(Join(first, Tokens(9, 2)));
   const auto fetch = Ask(*cache);
   fetch->Wait();
   const PrefixOffer offer =
@@ -252,7 +252,7 @@ TEST_F(PrefixTiersTest, AFullPoolTakesBackWhatIsQueued) {
   for (uint32_t i = 0; i < 20; ++i) Publish(Tokens(700, i));
   // Everything that there is, for one conversation.
   const size_t room = pool_->budget_bytes() / (2 * 32 * 2) - 800;
-  const auto large = Conversation(Tokens(room, 99));
+  const auto large = MakeConversation(Tokens(room, 99));
   EXPECT_NO_THROW(FillByTokens(*large, large->length()));
   EXPECT_GT(cache_->stats().writer.dropped, 0u);
   disk_->Release();
@@ -261,7 +261,7 @@ TEST_F(PrefixTiersTest, AFullPoolTakesBackWhatIsQueued) {
 
 TEST_F(PrefixTiersTest, NbytesCountsWhatTheQueueRefersTo) {
   disk_->Hang();
-  const auto cache = Conversation(Tokens(700, 1));
+  const auto cache = MakeConversation(Tokens(700, 1));
   FillByTokens(*cache, 699);
   const size_t before = cache->nbytes();
   view_->Publish(*cache, {}, true);
@@ -406,7 +406,7 @@ TEST_F(PrefixTiersTest, OneQuestionForAConversationOfManyTurns) {
   Restart();
   const size_t before = disk_->questions();
   const auto begin = std::chrono::steady_clock::now();
-  const auto cache = Conversation(Join(chat, Tokens(20, 99)));
+  const auto cache = MakeConversation(Join(chat, Tokens(20, 99)));
   Ask(*cache)->Wait();
   const std::chrono::duration<double> took =
       std::chrono::steady_clock::now() - begin;
@@ -422,7 +422,7 @@ TEST_F(PrefixTiersTest, WhatIsQuickerToComputeIsComputed) {
   disk_->set_delay(milliseconds(20));
   seconds_ = 1e-6;
   Restart();
-  const auto cache = Conversation(Join(first, {5, 6}));
+  const auto cache = MakeConversation(Join(first, {5, 6}));
   const auto fetch = Ask(*cache);
   fetch->Wait();
   EXPECT_TRUE(fetch->cheaper());
@@ -443,7 +443,7 @@ TEST_F(PrefixTiersTest, ADeadTierIsLeftAndNotAskedAgain) {
   cache_->Flush();
   Restart();
   remote->Hang();
-  const auto cache = Conversation(Join(first, {5, 6}));
+  const auto cache = MakeConversation(Join(first, {5, 6}));
   const auto fetch = Ask(*cache);
   fetch->Wait();
   EXPECT_FALSE(fetch->pending());
@@ -463,13 +463,13 @@ TEST_F(PrefixTiersTest, AFullPoolTakesBackWhatWasFetched) {
   Publish(first, {1536});
   cache_->Flush();
   Restart();
-  const auto cache = Conversation(Join(first, {5, 6}));
+  const auto cache = MakeConversation(Join(first, {5, 6}));
   const auto fetch = Ask(*cache);
   fetch->Wait();
   EXPECT_TRUE(fetch->done());
   EXPECT_GT(pool_->blocks_in_use(), 0u);
   const size_t room = pool_->budget_bytes() / (2 * 32 * 2) - 800;
-  const auto large = Conversation(Tokens(room, 99));
+  const auto large = MakeConversation(Tokens(room, 99));
   EXPECT_NO_THROW(FillByTokens(*large, large->length()));
   EXPECT_TRUE(fetch->Take().pages.empty());
 }
@@ -571,7 +571,7 @@ TEST_F(PrefixTiersTest, ClosedItWritesTheRestAndIsRamAlone) {
   Publish(Tokens(700, 2), {512});
   cache_->Flush();
   EXPECT_EQ(disk_->stats().entries, entries);
-  const auto cache = Conversation(Join(Tokens(700, 3), {5, 6}));
+  const auto cache = MakeConversation(Join(Tokens(700, 3), {5, 6}));
   EXPECT_EQ(Ask(*cache), nullptr);
   EXPECT_GT(GoOn(Join(first, {5, 6})).ram, 0u);
 }
@@ -581,7 +581,7 @@ TEST_F(PrefixTiersTest, ATierThatHangsIsLeft) {
   cache_->Flush();
   disk_->Hang();
   for (uint32_t seed = 2; seed < 5; ++seed) Publish(Tokens(700, seed));
-  const auto cache = Conversation(Join(Tokens(700, 1), Tokens(9, 9)));
+  const auto cache = MakeConversation(Join(Tokens(700, 1), Tokens(9, 9)));
   cache_->Clear(PrefixTier::kRam);
   const auto fetch = Ask(*cache);
   while (disk_->hanging() < 2) std::this_thread::yield();
@@ -594,7 +594,7 @@ TEST_F(PrefixTiersTest, ATierThatHangsIsLeft) {
   EXPECT_EQ(cache_->stats().writer.queued, 0u);
   EXPECT_TRUE(cache_->Flush());
   // RAM is as it was, and blocks of what was queued are free.
-  const auto before = Conversation(Tokens(600, 8));
+  const auto before = MakeConversation(Tokens(600, 8));
   FillByTokens(*before, 599);
   view_->Publish(*before, {}, true);
   EXPECT_EQ(GoOn(Join(Tokens(600, 8), Tokens(9, 9))).ram, 599u);
@@ -628,7 +628,7 @@ TEST_F(PrefixTiersTest, AChildOfForkHasRamAlone) {
     threads.emplace_back([&, t] {
       for (uint32_t seed = 100 * (t + 1); !stop; ++seed) {
         const Ids tokens = Tokens(300, seed % 7);
-        const auto cache = Conversation(tokens);
+        const auto cache = MakeConversation(tokens);
         if (const auto fetch = Ask(*cache)) fetch->Wait();
         const auto points = FillByTokens(*cache, 299);
         view_->Publish(*cache, points, true);
@@ -775,7 +775,7 @@ TEST_F(PrefixTiersTest, ABranchGoesAndWhatOthersShareStays) {
       Publish(gone, {}, other.get());
       cache_->Flush();
       const auto before = InFolder(above / "cache");
-      const auto like = Conversation(gone);
+      const auto like = MakeConversation(gone);
       const KvLayout& layout = like->layout();
       EXPECT_EQ(view_->Remove(layout, kept, kept.size()), 0u);
       EXPECT_EQ(InFolder(above / "cache"), before);
