@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// What the system says of this process and its machine.
+// Facts about this process and its machine, as the system tells them.
 
 namespace gkv {
 

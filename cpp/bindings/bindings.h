@@ -121,7 +121,7 @@ class GilReleased {
   PyThreadState* const state_;
 };
 
-// What `use` returns. It runs without the interpreter's lock.
+// Calls `use` without the interpreter's lock, and returns what it returns.
 template <typename Use>
 auto WithoutGil(const Use& use) {
   const GilReleased no_gil;

@@ -21,7 +21,7 @@
 
 namespace gkv {
 
-// What is held of some positions, by group: parallel to KvLayout::groups().
+// The blocks that hold some positions, parallel to KvLayout::groups().
 using HeldSet = std::vector<std::vector<HeldBlock>>;
 
 // Strips of one layer, or one of these strips: each has `tokens` tokens, the

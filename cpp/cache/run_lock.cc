@@ -13,8 +13,9 @@ namespace {
 // A reader that is at it may take what it waits for in this time.
 constexpr std::chrono::milliseconds kGrace{100};
 constexpr std::chrono::milliseconds kPollInterval{50};
-// Looks in a row, behind the first, that find a reader who has taken nothing:
-// were the process frozen between two of them, so was the reader.
+// The number of looks in a row, after the first, that must see a reader that
+// has taken nothing: if the process was frozen between two looks, so was the
+// reader.
 constexpr int kLooks = 2;
 
 }  // namespace

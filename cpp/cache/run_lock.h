@@ -36,8 +36,8 @@ class RunLock {
   // held one in between. Stays when the lock is released.
   uint64_t serial() const { return serial_; }
   void Release() noexcept;
-  // Says whether the holder can go on only when somebody reads what it made, and
-  // if so, that nothing has been read from now on.
+  // Says whether the holder can go on only when somebody reads what it made. If
+  // so, its wait for the reader begins now, also where it waited before.
   void set_waits_for_reader(bool waits) const noexcept;
 
  private:
@@ -48,7 +48,7 @@ class RunLock {
   uint64_t serial_ = 0;
 };
 
-// One call that waits for a lock: what its looks at the gate have found. Not
+// One call that waits for a lock, and what it has seen of the gate. Not
 // thread-safe.
 class LockWait {
  public:
@@ -59,7 +59,7 @@ class LockWait {
   const std::chrono::steady_clock::time_point begin_ =
       std::chrono::steady_clock::now();
   // Since when the holder waited for its reader at the last look, and how many
-  // looks in a row, behind the first, found the same.
+  // looks in a row after the first one saw the same.
   std::chrono::steady_clock::time_point reader_since_;
   int looks_ = 0;
 };
@@ -73,10 +73,10 @@ class RunGate {
   RunGate(const RunGate&) = delete;
 
   // Waits while another lock is held, calling `poll` now and then, which may
-  // throw to give up. Nobody waits for a reader: throws Busy if the holder has
-  // done so for 100 ms of the call on end and at three looks: a process that
-  // was frozen, or had no processor, looks again after its readers had theirs.
-  // Nor for what did not come along when the process was forked: throws Error.
+  // throw to give up. Throws Busy if the holder waits for a reader that has
+  // taken nothing for 100 ms of the call and at three looks in a row: after a
+  // pause without a processor, readers get their turn between the looks. Throws
+  // Error if the holder stayed in the parent when the process was forked.
   RunLock Lock(const std::function<void()>& poll = {});
   // A lock that holds nothing if another one is held.
   RunLock TryLock() noexcept;

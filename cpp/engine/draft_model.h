@@ -19,7 +19,7 @@
 
 namespace gkv {
 
-// What a DraftModel knows of one conversation: keys and values of its own.
+// A draft model's own keys and values of one conversation of the target.
 struct DraftConversation {
   explicit DraftConversation(std::shared_ptr<KVCache> own)
       : cache(std::move(own)), lock(cache->Lock()) {}
