@@ -483,6 +483,8 @@ def test_sent_before_the_server_has_answered(
     held: list[Any] = []
     page.route("**/v1/models", lambda route: held.append(route))
     page.goto(server.url)
+    while not held:
+        page.wait_for_timeout(10)
     message = page.get_by_label("Your message")
     expect(message).to_be_focused()
     page.keyboard.type("early")
