@@ -31,7 +31,7 @@ from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
 from support.forks import run_program
 from support.server_process import ServerProcess
-from support.waits import wait_until
+from support.waits import LIMIT_S, wait_until
 
 WORKER_TIMEOUT_S = 4
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
@@ -438,12 +438,12 @@ def test_sessions_removed(
     folder = tmp_path / "kept"
     server = start("--sessions", folder)
     pids = both(server)
-    id = httpx.post(server.url + SESSIONS, json={}).json()["id"]
+    id = server.post(SESSIONS, {}).json()["id"]
     shutil.rmtree(folder)
     os.kill(pids[0], signal.SIGKILL)
     until(lambda: "before it was ready" in server.log)
     for _ in range(4):
-        found = httpx.get(f"{server.url}{SESSIONS}/{id}")
+        found = server.get(f"{SESSIONS}/{id}")
         assert found.status_code == 503, found.text
     assert "restart the server" in server.log
     assert not folder.exists()
@@ -512,7 +512,9 @@ def ask(server: ServerProcess, sent: threading.Barrier) -> int:
 def test_second_signal(start: Servers) -> None:
     server = start()
     pids = both(server)
-    with httpx.stream("POST", server.url + CHAT, json=LONG) as stream:
+    with httpx.stream(
+        "POST", server.url + CHAT, json=LONG, timeout=LIMIT_S
+    ) as stream:
         next(stream.iter_lines())
         server.signal()
         until(lambda: "stopping" in server.log)
