@@ -567,6 +567,7 @@ def test_no_room_for_a_connection(talker_path: Path) -> None:
                 one.close()
             last.settimeout(60)
             assert last.recv(1) == b"H"
+        settles_log(own, "Too many open files")
         lines = [line for line in own.lines if "Too many open files" in line]
         assert len(lines) == 1, own.log
         assert "Traceback" not in own.log
@@ -746,12 +747,15 @@ def test_slow_headers(talker_path: Path) -> None:
         talker_path, limits=Limits(header_s=2)
     ) as server:
         address = ("127.0.0.1", server.port)
+        # All headers of the second are there before their time begins.
+        server.signal(signal.SIGSTOP)
         with (
             socket.create_connection(address, 60) as slow,
             socket.create_connection(address, 60) as second,
         ):
             slow.sendall(b"GET /health HTTP/1.1\r\nHo")
             second.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            server.signal(signal.SIGCONT)
             assert b'{"status":"ok"}' in read_until(second, b"}")
             second.sendall(b"GET /")  # the second request, too
             for one in (slow, second):
@@ -782,8 +786,9 @@ def test_an_answer_that_is_not_read(
         body["messages"] = USER
 
     with ServerProcess.with_settings(
-        talker_path, send_buffer=4096, limits=Limits(unread_s=0.3)
-    ) as server:
+        talker_path, send_buffer=4096, patience=LIMIT_S / 0.3,
+        limits=Limits(unread_s=0.3),
+    ) as server:  # fmt: skip
         with unread(server.port) as sock:
             sock.sendall(request_of(path, body, version))
             # It may run for a moment only: what has been is what is waited for.
