@@ -503,12 +503,21 @@ def test_sent_where_the_server_fails_at_first(
     tab: Tab, server: ServerProcess
 ) -> None:
     page = tab("blank", url="about:", allowed=(500,))
-    page.route("**/v1/models", lambda route: route.fulfill(status=500))
+    failures: list[str] = []
+
+    def fail(route: Any) -> None:
+        failures.append(f"failure {len(failures) + 1}")
+        said = {"error": {"message": failures[-1]}}
+        route.fulfill(status=500, json=said)
+
+    page.route("**/v1/models", fail)
     page.goto(server.url)
-    expect(page.get_by_role("alert")).not_to_be_empty()
+    alert = page.get_by_role("alert")
+    expect(alert).to_have_text("failure 1")
     message = page.get_by_label("Your message")
     message.fill("early")
     message.press("Enter")
+    expect(alert).to_have_text("failure 2")  # until then another is ignored
     expect(message).to_have_value("early")
     page.unroute("**/v1/models")
     message.press("Enter")
