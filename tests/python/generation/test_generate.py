@@ -644,14 +644,23 @@ def test_one_bos_whoever_comes_first(talker: Gemma) -> None:
 
 
 def test_bos_is_there_if_the_call_before_was_undone(talker: Gemma) -> None:
+    runs, go = threading.Event(), threading.Event()
+
+    def hold(ids: Any, logits: Any) -> None:
+        runs.set()
+        go.wait(120)
+
     async def talk() -> None:
         first = asyncio.create_task(
-            talker.agenerate(cache, "ab", max_tokens=100_000))
-        await wait_in_loop(lambda: len(cache) > 0)
+            talker.agenerate(
+                cache, "ab", max_tokens=9, logits_processor=hold))
+        await wait_in_loop(runs.is_set)
         second = asyncio.create_task(
             talker.agenerate(cache, "c", max_tokens=3))
         await asyncio.sleep(0)  # it waits for the first
         first.cancel()
+        await asyncio.sleep(0)  # the first is told, in the middle of its step
+        go.set()
         await asyncio.wait([first, second])
         assert first.cancelled() and not second.exception()
 
