@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -355,17 +355,18 @@ def test_a_cancelled_reader_keeps_what_it_got(slow: Gemma, how: str) -> None:
 
 
 def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
-    cache = create_kv_cache(slow.config, 4096)
-    session = Session(slow, capacity_tokens=4096)
+    cache = create_kv_cache(slow.config)
+    session = Session(slow)
     slow.generate(cache, PROMPT, max_tokens=3, **NO_END)
     session.send("one", max_tokens=3, **NO_END)
     before = cache.to_bytes(True), session.to_bytes(), session.messages
 
+    # None ends while the loop does not run for some seconds.
     calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
-        lambda: slow.agenerate(cache, "the", max_tokens=3000, **NO_END),
-        lambda: slow.agenerate(cache, "the", n=2, max_tokens=3000, **NO_END),
-        lambda: slow.aprefill(cache, [20] * 3000),
-        lambda: session.asend("two", max_tokens=3000, **NO_END),
+        lambda: slow.agenerate(cache, "the", **ENDLESS),
+        lambda: slow.agenerate(cache, "the", n=2, **ENDLESS),
+        lambda: slow.aprefill(cache, [20] * 200_000),
+        lambda: session.asend("two", **ENDLESS),
     ]
 
     async def main() -> None:
@@ -392,9 +393,19 @@ def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cache", "asend", "send", "astream"])
-def test_a_deadline_counts_what_was_waited_for(slow: Gemma, kind: str) -> None:
+def test_a_deadline_counts_what_was_waited_for(
+    slow: Gemma, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = Session(slow, template="plain")
     options: Any = {"max_tokens": 10, "deadline": 0.01, **NO_END}
+    waits = threading.Event()
+    acquire = session._calls.acquire
+
+    def acquiring() -> None:
+        waits.set()  # the deadline counts by now
+        acquire()
+
+    monkeypatch.setattr(session._calls, "acquire", acquiring)
 
     async def second() -> Any:
         if kind == "cache":
@@ -415,8 +426,12 @@ def test_a_deadline_counts_what_was_waited_for(slow: Gemma, kind: str) -> None:
             if kind == "cache"
             else session.asend("a", **step.options)
         )
+        await step.begun.wait()
+        task = asyncio.ensure_future(second())
+        if kind == "send":  # a thread may take its time to begin
+            await wait_in_loop(waits.is_set)
         # It is over long before the first call is.
-        found = await step.during(second(), seconds=0.1)
+        found = await step.during(task, seconds=0.1)
         assert (await first).finish_reason == "length"
         assert found.finish_reason == "deadline" and found.token_ids == []
 
@@ -891,9 +906,7 @@ class HeldStep:
     def end(self) -> None:
         self._ended.set()
 
-    async def during(
-        self, work: Coroutine[Any, Any, Any], seconds: float = 0.05
-    ) -> Any:
+    async def during(self, work: Awaitable[Any], seconds: float = 0.05) -> Any:
         """Does it while the step runs, for so long at least: the loop is free
         all the time, and the work is not done before the step has ended.
         """
