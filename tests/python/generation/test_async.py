@@ -726,21 +726,63 @@ def test_no_threads_wait(tiny: Gemma) -> None:
     assert most <= before
 
 
+class Over(Exception):
+    """Of a call that beside others talks until these are over."""
+
+
+def talk_beside(
+    gemma: Gemma, told: list[int], middle: range, over: threading.Event
+) -> None:
+    """Talks until it is over. A call that tells its progress shares the steps:
+    these wait until it tells something, and, a few later, until it tells
+    something in the middle.
+    """
+    left = 3
+
+    def process(ids: Any, logits: Any) -> None:
+        nonlocal left
+        wait_until(lambda: told or over.is_set())
+        if over.is_set():
+            raise Over
+        left -= 1
+        if left < 0:
+            wait_until(
+                lambda: over.is_set() or any(one in middle for one in told)
+            )
+
+    with pytest.raises(Over):
+        gemma.generate(
+            create_kv_cache(gemma.config), [BOS],
+            logits_processor=process, **ENDLESS,
+        )  # fmt: skip
+
+
 @pytest.mark.slow
 def test_async_progress_counts_what_is_computed(slow: Gemma) -> None:
     cache = create_kv_cache(slow.config, 8192)
     for call in ("generate", "agenerate"):
         cache.reset()
         told: list[int] = []
-        run = getattr(slow, call)(
-            cache,
-            [BOS, *[20] * 8000],
-            max_tokens=2,
-            progress=lambda done, total, told=told: told.append(done),
-            **NO_END,
+        over = threading.Event()
+        beside = threading.Thread(
+            target=talk_beside, args=(slow, told, range(1, 8001), over)
         )
-        if call == "agenerate":
-            asyncio.run(run)
+        steps = slow._engine.steps
+        beside.start()
+        wait_until(lambda steps=steps: slow._engine.steps > steps)
+        try:
+            run = getattr(slow, call)(
+                cache,
+                [BOS, *[20] * 8000],
+                max_tokens=2,
+                progress=lambda done, total, told=told: told.append(done),
+                **NO_END,
+            )
+            if call == "agenerate":
+                asyncio.run(run)
+        finally:
+            over.set()
+            beside.join()
         assert told == sorted(set(told)) and told[-1] == 8003
         # Appended it was at once.
         assert [done for done in told if 0 < done < 8001]
