@@ -192,7 +192,8 @@ def test_redis_killed_and_back(redis_server: tier.Server) -> None:
     patient = redis_tier(redis_server.port, timeout_s=20)
     tier.put(patient, 1, 1000)
     assert tier.load(patient, 1) == tier.content(1, 1000)
-    store = redis_tier(redis_server.port)
+    # A dead server refuses at once, and a large value may take its time.
+    store = redis_tier(redis_server.port, timeout_s=20)
     wait_until(lambda: tier.load(store, 1) == tier.content(1, 1000))
     redis_server.kill()
     for _ in range(5):
