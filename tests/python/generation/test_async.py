@@ -727,7 +727,7 @@ def test_no_threads_wait(tiny: Gemma) -> None:
 
 
 class Over(Exception):
-    """Of a call that beside others talks until these are over."""
+    """The end of a call that talks beside others."""
 
 
 def talk_beside(
