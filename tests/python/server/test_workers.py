@@ -33,7 +33,7 @@ from support.forks import run_program
 from support.server_process import ServerProcess
 from support.waits import LIMIT_S, wait_until
 
-WORKER_TIMEOUT_S = 4
+WORKER_TIMEOUT_S = 10
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
 LONG = {
     "model": NAME, "messages": USER, "max_tokens": 500_000,
