@@ -435,7 +435,7 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
 TEST_P(PrefixTest, RandomRequestsGiveWhatTheyGiveCold) { RandomRequests({}); }
 
 TEST_P(PrefixTest, RandomRequestsThroughTiers) {
-  RandomRequests({std::make_shared<MemoryStore>("shared", false, true),
+  RandomRequests({std::make_shared<MemoryStore>("shared", true),
                   std::make_shared<MemoryStore>("disk")});
 }
 
