@@ -1,5 +1,5 @@
-// Requests whose tokens are guessed or constrained, beside others: guesses change
-// the steps and no token.
+// Requests whose tokens are guessed or constrained, beside others: guesses
+// change the steps and no token.
 
 #include <gtest/gtest.h>
 
@@ -221,7 +221,7 @@ TEST_P(DrafterTest, LookedUpGuessesChangeNoBit) {
       drafted += results[1][i].drafted;
       accepted += results[1][i].accepted;
       by_others += results[2][i].accepted;
-      // What follows is the same, too.
+      // The next tokens are the same, too.
       if (round % 4 != 0) continue;
       const auto next = [&](size_t way) {
         const std::shared_ptr<Conversation> fork = jobs[way][i].cache->Fork();
@@ -279,9 +279,9 @@ TEST_F(SchedulerTest, ABadDrafterFailsAlone) {
   }
 }
 
-// What a pool holds without guesses it holds with them: rows that may turn out
-// wrong take further blocks, and states of a recurrence, which are done
-// without.
+// A pool that suffices without guesses suffices with them. Guessed rows take
+// more blocks, and states of a recurrence; where there is no room, nothing is
+// guessed.
 TEST_P(DrafterTest, GuessesFailNoRequestForWantOfRoom) {
   Load({.always_guess = true}, GetParam());
   const Tokens prompt = RandomTokens(45, 7);
@@ -357,7 +357,7 @@ TEST_P(DrafterTest, NobodyGivesWayToGuesses) {
     whole.push_back(id);
   }
   size_t accepted = 0;
-  // What is left of the checkpoint of a conversation at rest.
+  // Returns what is left of the checkpoint of an idle conversation.
   const auto left = [&](size_t budget, bool guesses) -> int {
     const auto pool = BlockPool::Create(budget);
     const auto idle = NewCache(0, pool);
@@ -558,7 +558,8 @@ TEST_F(SchedulerTest, AStreamOfRightGuessesEndsWithItsReader) {
   EXPECT_TRUE(stream->WaitDone(std::chrono::minutes(1)));
   EXPECT_EQ(stream->Result().token_ids, all.token_ids);
   EXPECT_EQ(cache->length(), 28u);
-  // What is cancelled before keeps what was read, of the guesses as well.
+  // A stream that is cancelled earlier keeps the tokens that were read, guessed
+  // ones as well.
   cache->Truncate(0);
   stream = start();
   read(*stream, 3);
@@ -803,8 +804,8 @@ std::string WithoutKept(const std::string& error) {
   return error.substr(0, error.find("; the conversation keeps the "));
 }
 
-// Of streams that are cancelled: how many tokens were read before a failure is
-// a matter of time, and whether the cancel comes before it.
+// Streams that are cancelled may differ in how many tokens were read before a
+// failure, and in whether the cancel comes before it.
 void ExpectFailedAlike(const Reply& found, const Reply& expected) {
   for (const Reply* reply : {&found, &expected}) {
     if (!reply->error.empty()) continue;
@@ -1060,7 +1061,7 @@ TEST_F(SchedulerTest, ALateAnswerToWhatIsForcedIsDoneWithout) {
   }
 }
 
-// What was taken in of a grammar stays so while its blocks are given back.
+// A constraint keeps its state while the stream gives its blocks back.
 TEST_F(SchedulerTest, AStreamWithForcedTokensGivesWay) {
   Load({.always_guess = true});
   const Tokens prompt = RandomTokens(100, 1);

@@ -58,7 +58,8 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
     options.ignore_eos = true;
     return options;
   }
-  // Still at it when a thread that was not let run for a while looks again.
+  // Returns options with a pause for each token: the request still runs when a
+  // thread that had no processor for a while looks again.
   static GenerateOptions Slow(
       GenerateOptions options,
       std::chrono::milliseconds pause = std::chrono::milliseconds(4)) {
@@ -75,7 +76,7 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
     return options;
   }
 
-  // Of the blocks of `tokens` tokens: more than a prefill of them takes.
+  // Returns the bytes of blocks for `tokens` tokens: more than a prefill takes.
   size_t BytesOf(size_t tokens) {
     const auto cache = NewCache();
     size_t bytes = 0;
@@ -102,7 +103,8 @@ class SchedulerTest : public ::testing::TestWithParam<std::string> {
         return false;
       }
     };
-    size_t below = 0, enough = 0;  // has room; the sizes before `below` have not
+    // `enough` has room; the sizes before `below` have none.
+    size_t below = 0, enough = 0;
     for (; !fits(enough); enough = 2 * enough + 1) below = enough + 1;
     while (below < enough) {
       const size_t middle = (below + enough) / 2;
