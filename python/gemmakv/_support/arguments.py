@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemmakv import _core
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, unexpected
 
 _LARGEST = (1 << 62) - 1
 
@@ -67,7 +67,7 @@ def number(
         bound = f"a number of at most {most:g}"
     else:
         return number
-    raise ValueError(f"{name}: expected {bound}, found {number}")
+    raise ArgumentError(name, bound, number, shown=str(number))
 
 
 def boolean(name: str, value: object) -> bool:
@@ -80,9 +80,7 @@ def boolean(name: str, value: object) -> bool:
 def choice(name: str, value: object, names: Sequence[str]) -> str:
     """`value`, one of `names`. Raises ValueError that lists them."""
     if not isinstance(value, str) or value not in names:
-        raise ValueError(
-            f"{name}: expected one of {', '.join(names)}; found {brief(value)}"
-        )
+        raise unexpected(name, f"one of {', '.join(names)}", value)
     return value
 
 
