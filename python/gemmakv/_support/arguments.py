@@ -15,17 +15,6 @@ from gemmakv.errors import ArgumentError, unexpected
 _LARGEST = (1 << 62) - 1
 
 
-def utf8_text(data: bytes) -> str:
-    """The text of bytes. Raises ValueError that says where they are none."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"expected UTF-8, found byte 0x{data[error.start]:02X} at offset "
-            f"{error.start}"
-        ) from None
-
-
 def integer(
     name: str, value: object, least: int = -_LARGEST, most: int = _LARGEST
 ) -> int:
