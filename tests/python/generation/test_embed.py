@@ -99,7 +99,7 @@ def test_the_published_prompts_are_known(embedder: gemmakv.Gemma) -> None:
     (["x", ""], {}, "texts[1]: expected a text, found an empty one"),
     (["x", "a\ud800"], {}, "texts[1]: expected Unicode text, found a lone"),
     (["\udfff"], {"prompt": "query"}, "texts[0]: expected Unicode text, found"),
-    (["x"], {"prompt": "a\ud800{text}"}, "prompt: expected Unicode text, found"),
+    (["x"], {"prompt": "a\ud800{text}"}, "prompt: expected Unicode text"),
     ([[2], []], {}, "texts[1]: expected a sequence of token ids"),
     ([[9999]], {}, "texts[0]: expected a sequence of token ids in [0, "),
     (["a" * 3000], {}, "texts[0]: found "),
