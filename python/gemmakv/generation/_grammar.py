@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from gemmakv._support.arguments import choice
 from gemmakv._support.json import plain_json
 from gemmakv._support.text import encode_utf8
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, brief, unexpected
 from gemmakv.generation._schema_check import SchemaError, checked_schema
 from gemmakv.generation._schema_fit import Attempt, Fitting, Tried
 
@@ -20,7 +20,19 @@ MAX_BYTES = 128 << 10
 MAX_TOOLS_BYTES = 512 << 10  # of many tools
 MAX_DEPTH = 64
 KINDS = ("json_schema", "regex", "lark", "tools")
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Of JSON. One without an end goes on to the end of the text.
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+# What holds no brackets of a Lark grammar: strings, regular expressions,
+# comments, names of control tokens.
+_LARK_TEXTS = re.compile(
+    r'"(?:[^"\\]|\\.)*+"?|/(?P<regex>(?:\\.|[^/\\])++)/?'
+    r"|(?:#|//)[^\n]*|<[^<>\s]+>",
+    re.DOTALL,
+)
+_BRACKETS = re.compile(r"[][(){}]")
+# Of a regular expression. A ] that comes first in a class is a character.
+_REGEX_PARTS = re.compile(r"\\.|\[\^?\]?|[]()]", re.DOTALL)
+_VERBOSE = re.compile(r"\(\?[a-zA-Z-]*x")  # comments may have brackets, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,20 +68,13 @@ class Grammar:
             raise ValueError(
                 f"grammar: expected at most {most} bytes, found {size}"
             )
-        text = self.text
-        if self.kind in ("json_schema", "tools"):
-            text = _STRINGS.sub("", text)
-        depth = 0
-        for letter in text:
-            if letter in "([{":
-                depth += 1
-                if depth > MAX_DEPTH:
-                    raise ValueError(
-                        f"grammar: expected at most {MAX_DEPTH} brackets in "
-                        "each other, found more"
-                    )
-            elif letter in ")]}" and depth:
-                depth -= 1
+        if _DEPTHS[self.kind](self.text) > MAX_DEPTH:
+            raise ArgumentError(
+                "grammar",
+                f"at most {MAX_DEPTH} brackets in each other",
+                self.text,
+                shown="more",
+            )
         if self.kind == "json_schema":
             object.__setattr__(self, "text", _checked_text(self.text))
 
@@ -122,6 +127,60 @@ class Grammar:
         it; its rule `start` is the whole.
         """
         return cls("lark", grammar)
+
+
+def _depth_of_regex(pattern: str) -> int:
+    """Counts the groups and classes that stand in each other, at most."""
+    verbose = _VERBOSE.search(pattern) is not None
+    depth = most = classes = 0
+    for part in _REGEX_PARTS.finditer(pattern):
+        letter = part[0][0]
+        if letter == "[" and not verbose:
+            classes += 1
+            depth += 1
+        elif letter == "]" and classes:
+            classes -= 1
+            depth -= 1
+        elif letter == "(" and not classes:
+            depth += 1
+        elif letter == ")" and not classes and depth:
+            depth -= 1
+        most = max(most, depth)
+    return most
+
+
+def _depth_of_lark(grammar: str) -> int:
+    """Counts the brackets that stand in each other, at most, in the grammar
+    or in a regular expression of it.
+    """
+    most = _depth(_LARK_TEXTS.sub("", grammar))
+    for text in _LARK_TEXTS.finditer(grammar):
+        if text["regex"]:
+            most = max(most, _depth_of_regex(text["regex"]))
+    return most
+
+
+def _depth_of_json(schema: str) -> int:
+    return _depth(_STRINGS.sub("", schema))
+
+
+def _depth(text: str) -> int:
+    depth = most = 0
+    for bracket in _BRACKETS.finditer(text):
+        if bracket[0] in "([{":
+            depth += 1
+            most = max(most, depth)
+        elif depth:
+            depth -= 1
+    return most
+
+
+_DEPTHS = {
+    "json_schema": _depth_of_json,
+    "lark": _depth_of_lark,
+    "regex": _depth_of_regex,
+    "tools": _depth_of_lark,
+}
 
 
 def _may_fit(value: object, room: int) -> bool:
