@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gemmakv._support.text import check_unicode
 from gemmakv.errors import brief
 from gemmakv.models._config import ModelConfig
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer, lacks_bos, with_bos
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 TokenArray = npt.NDArray[np.int32]
@@ -26,8 +26,7 @@ def prompt_ids(
     parse_special: bool,
     bos: bool = True,
 ) -> TokenArray:
-    """int32 [n]; a str gets BOS in front if `adds_bos` says so and `bos` is
-    true.
+    """int32 [n]; if `bos`, a str has one in front (`with_bos`).
 
     Raises ValueError that begins with `name` for what is no prompt.
     """
@@ -48,8 +47,8 @@ def prompt_ids(
             f"{max(ids)}, which the model has no row for; expected token ids "
             f"in [0, {config.vocab_size})"
         )
-    if bos and adds_bos(prompt, config, tokenizer, parse_special):
-        ids.insert(0, config.bos_id)
+    if bos:
+        ids = with_bos(ids, config.bos_id)
     return np.array(ids, np.int32)
 
 
@@ -62,13 +61,9 @@ def adds_bos(
     """Whether a prompt gets a BOS in front, for an empty conversation alone:
     a text does that does not begin with one itself.
     """
-    if not isinstance(prompt, str) or config.bos_id < 0:
-        return False
-    if not parse_special or tokenizer is None:
-        return True
-    name = tokenizer.piece_of(config.bos_id)
-    spelled = prompt.startswith(name)
-    return not spelled or tokenizer.encode(name, True) != [config.bos_id]
+    return isinstance(prompt, str) and lacks_bos(
+        prompt, tokenizer, config.bos_id, parse_special
+    )
 
 
 def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
