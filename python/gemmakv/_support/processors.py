@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gemmakv import _core
+from gemmakv.errors import ArgumentError
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
@@ -64,29 +65,32 @@ def check_pinned(threads: int, workers: int = 1) -> None:
     """
     there = len(os.sched_getaffinity(0))
     if workers > there:
-        raise ValueError(
-            f"pin_threads with {workers} workers, expected at most {there}, "
-            "the processors that this process may use"
+        raise ArgumentError(
+            "workers",
+            f"at most {there} with pin_threads, the processors that this "
+            "process may use",
+            workers,
+            shown=f"{workers} workers",
         )
     own = min(map(len, shares(workers)))
-    asked = f"threads is {threads} with pin_threads"
+    asked = f"{threads} with pin_threads"
     whose = "this process may use"
     if workers > 1:
         asked += f" and {workers} workers"
         whose = f"the least of their parts of {there} has"
     if threads > own:
-        raise ValueError(
-            f"{asked}, expected at most {own}, the processors that {whose}"
-        )
+        expected = f"at most {own}, the processors that {whose}"
+        raise ArgumentError("threads", expected, threads, shown=asked)
     quota = cpu_quota()
     if quota is None:
         return
     most = max(1, math.ceil(quota)) // workers
     if threads > most:
-        raise ValueError(
-            f"{asked}, expected at most {most}: control groups give {quota:g} "
-            "processors' worth of time"
+        expected = (
+            f"at most {most}, since control groups give {quota:g} processors' "
+            "worth of time"
         )
+        raise ArgumentError("threads", expected, threads, shown=asked)
 
 
 def shares(parts: int, folder: Path | None = None) -> list[set[int]]:
