@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import unexpected
 
 StrPath = str | os.PathLike[str]
 PathOrFile = StrPath | BinaryIO
@@ -90,13 +90,13 @@ def _read(file: BinaryIO, data: io.BytesIO, size: int) -> None:
         if part is None:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if not isinstance(part, (bytes, bytearray, memoryview)):
-            raise ValueError(f"expected a binary file, found {brief(file)}")
+            raise unexpected("path_or_file", "a binary file", file)
         if not part:
             return
         if len(part) > wanted:
             raise ValueError(
-                f"read({wanted}) of the file gave {len(part)} bytes, expected "
-                "at most as many as asked for"
+                f"path_or_file: expected at most {wanted} bytes of read"
+                f"({wanted}), found {len(part)}"
             )
         size -= data.write(part)
 

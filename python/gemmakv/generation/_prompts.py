@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv._support.text import check_unicode
-from gemmakv.errors import brief
+from gemmakv.errors import ArgumentError, brief
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer, lacks_bos, with_bos
 
@@ -71,27 +71,29 @@ def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
 
     Raises ValueError that begins with `name` for anything else.
     """
-    expected = (
-        f"{name}: expected a sequence of token ids in [0, {vocab_size})"
-    )
+
+    def wrong(shown: str | None = None) -> ArgumentError:
+        expected = f"a sequence of token ids in [0, {vocab_size})"
+        return ArgumentError(name, expected, tokens, shown=shown)
+
     if isinstance(tokens, (str, bytes, bytearray)):
-        raise ValueError(f"{expected}, found {type(tokens).__name__}")
+        raise wrong(type(tokens).__name__)
     try:
         ids = np.asarray(tokens)
     except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"{expected}, found {brief(tokens)}") from None
+        raise wrong() from None
     if ids.ndim != 1:
-        raise ValueError(f"{expected}, found {brief(tokens)}")
+        raise wrong()
     if ids.size == 0:
-        raise ValueError(f"{expected}, found none")
+        raise wrong("none")
     if ids.dtype.kind not in "iu":
-        raise ValueError(f"{expected}, found values of type {ids.dtype}")
+        raise wrong(f"values of type {ids.dtype}")
     if isinstance(tokens, (list, tuple)) and _BOOLS & set(map(type, tokens)):
         # Among integers NumPy takes them for 0 and 1.
         at = [type(one) in _BOOLS for one in tokens].index(True)
-        raise ValueError(f"{expected}, found {brief(tokens[at])} at index {at}")
+        raise wrong(f"{brief(tokens[at])} at index {at}")
     bad = (ids < 0) | (ids >= vocab_size)
     if bad.any():
         at = int(bad.argmax())
-        raise ValueError(f"{expected}, found {int(ids[at])} at index {at}")
+        raise wrong(f"{int(ids[at])} at index {at}")
     return np.ascontiguousarray(ids, np.int32)
