@@ -1,4 +1,4 @@
-"""What form a text is to have: a value, before any model compiles it."""
+"""Grammars: the form that a text is to have, before a model compiles it."""
 
 from __future__ import annotations
 
@@ -81,10 +81,11 @@ class Grammar:
     def _fitted(
         self, name: str, attempt: Attempt
     ) -> tuple[Grammar, tuple[str, ...]]:
-        """The grammar as far as a compiler takes it, and the paths of what is
-        left out of it. Raises ValueError that begins with `name` and says
-        which keyword of a schema it does not take; other grammars are not
-        looked at.
+        """Gives the grammar as far as a compiler takes it, and the paths of
+        what is left out of it.
+
+        Raises ValueError that begins with `name` and says which keyword of a
+        schema it does not take; other grammars are not looked at.
         """
         if self.kind == "json_schema":
             _check_fits(name, self.text, attempt)
@@ -94,8 +95,8 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Grammar:
-        """JSON that a JSON Schema allows, on one line with a space behind
-        each comma and colon.
+        """Allows the JSON that a JSON Schema allows, on one line with a space
+        after each comma and colon.
 
         A keyword that cannot be enforced is a ValueError that names it, when
         a model first uses the grammar.
@@ -116,15 +117,17 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
-        """Text that a regular expression matches as a whole (syntax of Rust's
-        `regex`: no look-around but (?!...) at its ends, no back references).
+        """Allows text that a regular expression matches as a whole.
+
+        The syntax is that of Rust's `regex`, without look-around but (?!...) at
+        its ends, and without back references.
         """
         return cls("regex", pattern)
 
     @classmethod
     def lark(cls, grammar: str) -> Grammar:
-        """Text of a context-free grammar in Lark's syntax as llguidance has
-        it; its rule `start` is the whole.
+        """Allows text of a context-free grammar in Lark's syntax as llguidance
+        has it; its rule `start` is the whole.
         """
         return cls("lark", grammar)
 
@@ -184,7 +187,7 @@ _DEPTHS = {
 
 
 def _may_fit(value: object, room: int) -> bool:
-    """Whether a value can have at most `room` bytes in JSON; one that
+    """Tells whether a value can have at most `room` bytes in JSON; one that
     certainly has more is not looked through.
     """
     rest = [value]
@@ -202,8 +205,8 @@ def _may_fit(value: object, room: int) -> bool:
 
 
 def of_response_format(name: str, value: object) -> Grammar | None:
-    """The grammar of {"type": "json_object"}, maybe with a "schema", or of
-    {"type": "json_schema", "json_schema": {"schema": ...}}, or with the
+    """Makes the grammar of {"type": "json_object"}, maybe with a "schema", or
+    of {"type": "json_schema", "json_schema": {"schema": ...}}, or with the
     "schema" beside the type; None of {"type": "text"}. Raises ValueError that
     begins with `name`.
     """
@@ -289,7 +292,7 @@ def _check_fits(name: str, text: str, attempt: Attempt) -> None:
 
 
 def _checked_text(text: str) -> str:
-    """The text of a schema, without parts whose values would have no end."""
+    """Gives a schema's text without parts whose values would have no end."""
     try:
         schema = json.loads(text)
     except ValueError:
