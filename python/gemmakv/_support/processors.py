@@ -137,16 +137,10 @@ def cpu_quota(root: Path = _CGROUPS, own: Path = _OWN) -> float | None:
     """Gives how many processors' time control groups (version 2) leave to this
     process, as a container's `--cpus`; None if there is no bound.
     """
-    folders = [root]
-    try:
-        for line in own.read_text("utf-8").splitlines():
-            if line.startswith("0::/"):
-                for part in line[4:].split("/"):
-                    folders.append(folders[-1] / part)
-    except (OSError, ValueError):
-        pass  # no cgroups: only what stands at the root
+    folders = _core.control_groups(os.fspath(root), os.fspath(own))
     # The least of all above it counts. A container sees its own at the root.
-    return min(filter(None, map(_quota, folders)), default=None)
+    quotas = (_quota(Path(folder)) for folder in folders)
+    return min(filter(None, quotas), default=None)
 
 
 def _quota(folder: Path) -> float | None:

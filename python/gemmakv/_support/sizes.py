@@ -1,11 +1,9 @@
-"""Bytes: as people say them, and how many there are."""
+"""Bytes, as people say them."""
 
 from __future__ import annotations
 
-import os
 import re
 from decimal import Decimal
-from pathlib import Path
 
 from gemmakv.errors import unexpected
 
@@ -48,17 +46,3 @@ _SIZE = re.compile(
     r"(?P<number>\d+(\.\d+)?)\s*((?P<unit>[KMGT])(?P<binary>i)?)?B?",
     re.IGNORECASE,
 )
-
-
-def memory_limit() -> int:
-    """Bytes that this process may use: the machine's, or its cgroup's."""
-    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in (
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ):
-        try:
-            limit = min(limit, int(Path(path).read_text()))
-        except (OSError, ValueError):
-            continue  # no such cgroup, or "max"
-    return limit

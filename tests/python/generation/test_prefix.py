@@ -11,7 +11,7 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, PrefixCache, _core, create_kv_cache
-from gemmakv._support.sizes import memory_limit, parse_bytes
+from gemmakv._support.sizes import parse_bytes
 
 TEXT = "the cat sat on the mat and " * 14
 
@@ -245,5 +245,5 @@ def test_sizes() -> None:
     assert parse_bytes("x", "1.5 kB") == 1500
     assert parse_bytes("x", "12") == parse_bytes("x", 12) == 12
     assert parse_bytes("x", "2m") == 2_000_000
-    assert PrefixCache().ram == min(1 << 30, memory_limit() // 16)
+    assert PrefixCache().ram == min(1 << 30, _core.memory_limit() // 16)
     assert PrefixCache("64MiB").ram == 64 << 20
