@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import stat
@@ -11,47 +10,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gemmakv.errors import CorruptFile, brief, one_line, unexpected
+from gemmakv._support.json import loads
+from gemmakv.errors import CorruptFile, brief, unexpected
 
 # Longer files are no configuration and no tokenizer of a model.
 _MAX_BYTES = 256 << 20
 
 
 def parse_object(text: bytes, source: str) -> dict[str, Any]:
-    """The JSON object that `text` is. Keys that come twice are an error.
+    """Reads a JSON object. Keys that come twice are an error.
 
     Raises CorruptFile with `source` in its message.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                raise CorruptFile(f"{source}: the key {brief(key)} comes twice")
-            found[key] = value
-        return found
-
-    try:
-        document = json.loads(
-            text.decode("utf-8-sig"), object_pairs_hook=unique
-        )
-    except CorruptFile:
-        raise
-    except RecursionError:
-        raise CorruptFile(
-            f"{source}: expected JSON, found objects nested too deeply"
-        ) from None
-    except ValueError as error:
-        raise CorruptFile(
-            f"{source}: expected JSON, found {one_line(error)}"
-        ) from None
+    document = loads(source, text, kind=CorruptFile)
     if not isinstance(document, dict):
         raise unexpected(source, "a JSON object", document, CorruptFile)
     return document
 
 
 def check_regular(path: Path) -> os.stat_result:
-    """Raises OSError for what is no file: opening a pipe would wait."""
+    """Raises OSError for what is no regular file: opening a pipe would wait."""
     found = path.stat()
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(
@@ -63,7 +41,7 @@ def check_regular(path: Path) -> os.stat_result:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a file of moderate size holds. Raises OSError or CorruptFile."""
+    """Reads a file of moderate size. Raises OSError or CorruptFile."""
     size = check_regular(path).st_size
     if size > _MAX_BYTES:
         raise CorruptFile(
@@ -73,12 +51,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises OSError or CorruptFile."""
+    """Reads the JSON object in a file. Raises OSError or CorruptFile."""
     return parse_object(read_bytes(path), str(path))
 
 
 def is_size(value: object) -> bool:
-    """Whether a value of a document is an integer >= 0, not too large."""
+    """Tells whether a value is an integer >= 0 that is not too large."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
@@ -106,7 +84,7 @@ class Section:
         )
 
     def size(self, key: str, default: int) -> int:
-        """A positive integer."""
+        """Gives a positive integer."""
         value: int = self._typed(key, int, "an integer", default)
         if key in self and not 0 < value <= 1 << 30:
             raise self.wrong(key, f"1..{1 << 30}")
@@ -143,7 +121,7 @@ class Section:
         return Section(value, self.source, f"{self.prefix}{key}.")
 
     def token_ids(self, key: str) -> list[int] | None:
-        """One token id or a list of them."""
+        """Gives a list of token ids; one id alone is one."""
         if key not in self:
             return None
         value = self.values[key]

@@ -1,19 +1,17 @@
-"""Bytes: as people say them, and how many there are."""
+"""Bytes, as people say them."""
 
 from __future__ import annotations
 
-import os
 import re
 from decimal import Decimal
-from pathlib import Path
 
-from gemmakv.errors import brief
+from gemmakv.errors import unexpected
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def in_bytes(number: float) -> str:
-    """Two or three digits and a unit of powers of 1000: "18.4 MB"."""
+    """Writes two or three digits and a unit of powers of 1000: "18.4 MB"."""
     value = float(number)
     unit = 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
@@ -24,8 +22,8 @@ def in_bytes(number: float) -> str:
 
 
 def parse_bytes(name: str, size: object) -> int:
-    """Of an int, or text as "512MiB", "2GB" or "100000": "k" is 1000, "Ki" is
-    1024. At most 2^63 - 1. Raises ValueError that begins with `name`.
+    """Reads an int, or text as "512MiB", "2GB" or "100000": "k" is 1000, "Ki"
+    is 1024. At most 2^63 - 1. Raises ArgumentError.
     """
     count = None
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
@@ -37,15 +35,10 @@ def parse_bytes(name: str, size: object) -> int:
             power = " KMGT".index((found["unit"] or " ").upper())
             count = int(Decimal(found["number"]) * step**power)
     if count is not None and count > _MOST:
-        raise ValueError(
-            f"{name}: expected at most {_MOST} bytes, found {brief(size)}"
-        )
+        raise unexpected(name, f"at most {_MOST} bytes", size)
     if count is not None:
         return count
-    raise ValueError(
-        f"{name}: expected bytes, as 1073741824 or \"1GiB\", found "
-        + brief(size)
-    )
+    raise unexpected(name, 'bytes, as 1073741824 or "1GiB"', size)
 
 
 _MOST = (1 << 63) - 1
@@ -53,17 +46,3 @@ _SIZE = re.compile(
     r"(?P<number>\d+(\.\d+)?)\s*((?P<unit>[KMGT])(?P<binary>i)?)?B?",
     re.IGNORECASE,
 )
-
-
-def memory_limit() -> int:
-    """Bytes that this process may use: the machine's, or its cgroup's."""
-    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in (
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ):
-        try:
-            limit = min(limit, int(Path(path).read_text()))
-        except (OSError, ValueError):
-            continue  # no such cgroup, or "max"
-    return limit

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from gemmakv import _core
 from gemmakv._support.arguments import choice, number
-from gemmakv._support.sizes import memory_limit, parse_bytes
+from gemmakv._support.sizes import parse_bytes
 from gemmakv.cache._remote_client import RemoteStore
 from gemmakv.errors import brief
 
@@ -129,7 +129,7 @@ class PrefixCache:
         salt: str | bytes | None = None,
     ) -> None:
         if ram is None:
-            budget = min(_MOST, memory_limit() // _SHARE)
+            budget = min(_MOST, _core.memory_limit() // _SHARE)
         else:
             budget = parse_bytes("ram", ram)
         self._salt = salt_bytes(salt)

@@ -20,11 +20,18 @@ from typing import (
 import numpy as np
 
 from gemmakv._support.files import PathOrFile, StrPath, read_all
+from gemmakv._support.json import to_json
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.cache._pool import BlockPool
-from gemmakv.chat._messages import Message, messages_of, to_json
+from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._transcript import Ids
-from gemmakv.errors import CorruptFile, MismatchError, brief, one_line
+from gemmakv.errors import (
+    CorruptFile,
+    MismatchError,
+    brief,
+    one_line,
+    unexpected,
+)
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._options import split_rows
 
@@ -111,7 +118,7 @@ def _head(text: SessionText, version: int, kv_bytes: int) -> bytes:
         fields["think"] = text.think
     fields["messages"] = [message.to_dict() for message in text.messages]
     fields["options"] = options_to_json(text.options)
-    document = to_json(fields)
+    document = to_json("messages", fields)
     head = _HEADER.pack(MAGIC, version, 0, len(document), kv_bytes) + document
     return head + hashlib.sha256(head).digest()
 
@@ -256,12 +263,12 @@ def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
         try:
             bias = {int(token): float(value) for token, value in bias}
         except TypeError:
-            raise ValueError(f"logit_bias is {brief(bias)}") from None
+            raise unexpected("logit_bias", "pairs of numbers", bias) from None
         options = {**options, "logit_bias": bias}
     grammar = options.get("grammar")
     if isinstance(grammar, dict):
         if set(grammar) != {"kind", "text"}:
-            raise ValueError(f"grammar is {brief(grammar)}")
+            raise unexpected("grammar", "a kind and a text", grammar)
         options = {**options, "grammar": Grammar(**grammar)}
     split_rows(options, 1, batch=False)
     return options

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from gemmakv._support.arguments import integer
+from gemmakv._support.text import check_unicode
 from gemmakv.errors import CorruptFile, MismatchError, unexpected
 
 SPACE_MARK = "\u2581"  # a vocabulary's visible stand-in for a space
@@ -25,19 +26,6 @@ def byte_piece(value: int) -> str:
 BYTE_PIECES = frozenset(map(byte_piece, range(256)))
 
 
-def check_unicode(name: str, text: str) -> None:
-    """Raises ValueError that begins with `name` for a text that cannot be
-    expressed in UTF-8 (lone surrogates).
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}: character {error.start} is a lone surrogate "
-            f"(U+{ord(text[error.start]):04X}), which is not Unicode text"
-        ) from None
-
-
 def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
     """Raises MismatchError that begins with `name` for a tokenizer of another
     model: of its tokens so many `texts` have no row in the embedding.
@@ -49,13 +37,29 @@ def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
         )
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text can be expressed in UTF-8: it has no lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
+# The one rule of BOS, for prompts, conversations and servers alike: what begins
+# with one gets no other.
+
+
+def with_bos(ids: list[int], bos_id: int) -> list[int]:
+    """Puts a BOS before ids, unless they begin with one or the model has none
+    (`bos_id` < 0).
+    """
+    return ids if bos_id < 0 or ids[:1] == [bos_id] else [bos_id, *ids]
+
+
+def lacks_bos(
+    text: str, tokenizer: Tokenizer | None, bos_id: int, parse_special: bool
+) -> bool:
+    """Tells whether `with_bos` puts one before the ids of a text, which is not
+    encoded for it.
+    """
+    if bos_id < 0:
         return False
-    return True
+    if not parse_special or tokenizer is None:
+        return True  # no text has the ids of control tokens
+    name = tokenizer.piece_of(bos_id)
+    return not text.startswith(name) or tokenizer.encode(name, True) != [bos_id]
 
 
 class Tokenizer(abc.ABC):

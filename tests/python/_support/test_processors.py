@@ -30,6 +30,7 @@ def cgroups(tmp_path: Path, own: str, files: dict[str, str]) -> float | None:
         ("0::/a/b\n", {"a": "300000 100000", "a/b": "max 100000"}, 3.0),
         ("0::/a/b\n", {"a": "300000 100000", "a/b": "100 200"}, 0.5),
         ("1:cpu:/x\n0::/a\n", {"x": "100 100", "a": "200 100"}, 2.0),
+        ("0::/../a\n", {"a": "100 100"}, None),  # not below the root
         ("", {".": "nonsense"}, None),
         ("0::/\n", {".": "100 0"}, None),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, PrefixCache, _core, create_kv_cache
-from gemmakv._support.sizes import memory_limit, parse_bytes
+from gemmakv._support.sizes import parse_bytes
 
 TEXT = "the cat sat on the mat and " * 14
 
@@ -52,6 +52,16 @@ def test_what_is_known_is_not_computed_again(
         assert np.array_equal(
             model.logits(cache, [5, 6], True), tiny.logits(cold, [5, 6], True)
         )
+
+
+def test_a_short_prompt_is_known_the_second_time(model: Gemma) -> None:
+    """It took a third one."""
+    text = TEXT[:150]
+    first, second = usage(model, text, 40), usage(model, text, 40)
+    assert 66 < first.prompt_tokens < 256
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == second.prompt_tokens - 1
+    assert second.miss_reason is None
 
 
 def test_a_request_says_what_it_may_do(model: Gemma) -> None:
@@ -235,5 +245,5 @@ def test_sizes() -> None:
     assert parse_bytes("x", "1.5 kB") == 1500
     assert parse_bytes("x", "12") == parse_bytes("x", 12) == 12
     assert parse_bytes("x", "2m") == 2_000_000
-    assert PrefixCache().ram == min(1 << 30, memory_limit() // 16)
+    assert PrefixCache().ram == min(1 << 30, _core.memory_limit() // 16)
     assert PrefixCache("64MiB").ram == 64 << 20
