@@ -328,7 +328,8 @@ class FileTemplate:
 
 @dataclasses.dataclass(frozen=True)
 class _Uses:
-    """The names and texts that a template uses; its comments do not count.
+    """The names and texts that a template uses; its comments, and what stands
+    under a constant that is false, do not count.
 
     Attributes:
       variables: names that it is to be given: it reads them, and does not set
@@ -346,6 +347,11 @@ def _uses(tree: jinja2.nodes.Template) -> _Uses:
     import jinja2.meta
     import jinja2.nodes
 
+    for branch in tree.find_all(jinja2.nodes.If):
+        if isinstance(branch.test, jinja2.nodes.Const) and (
+            not branch.test.value
+        ):
+            branch.body = []  # never rendered
     constants = [
         constant.value
         for constant in tree.find_all(jinja2.nodes.Const)
