@@ -29,7 +29,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 
 def tokenizer_of_gguf(path: str) -> Tokenizer | None:
-    """A file's tokenizer; None for a file that holds nothing of one.
+    """Reads a file's tokenizer; None for a file that holds nothing of one.
 
     Raises OSError, CorruptFile for a vocabulary that is damaged,
     MismatchError for one that is not of Gemma's kinds, GemmaKVError if a
@@ -44,8 +44,8 @@ def tokenizer_of_gguf(path: str) -> Tokenizer | None:
 
 
 def pieces_of_gguf(file: _core.GgufFile) -> PieceTokenizer | None:
-    """The tokenizer of a file whose vocabulary has scores; None if it holds
-    nothing of one.
+    """Reads the tokenizer of a file whose vocabulary has scores; None if it
+    holds nothing of one.
 
     Raises CorruptFile for a vocabulary that is damaged, MismatchError for one
     that is not of Gemma's kinds.
@@ -57,8 +57,8 @@ def pieces_of_gguf(file: _core.GgufFile) -> PieceTokenizer | None:
 
 
 def has_merges(file: _core.GgufFile) -> bool:
-    """Whether merges decide, not scores, as in Gemma 4's. The core does not
-    know the text of such tokens.
+    """Tells whether merges decide, not scores, as in Gemma 4's. The core does
+    not know the text of such tokens.
 
     Raises CorruptFile or MismatchError for keys that contradict each other.
     """
@@ -66,8 +66,8 @@ def has_merges(file: _core.GgufFile) -> bool:
 
 
 def _rows_of(file: _core.GgufFile, default: int) -> int:
-    """The number of tokens that have a row in the embedding; `default` of a
-    file without one.
+    """Counts the tokens that have a row in the embedding; `default` of a file
+    without one.
     """
     for name, _, _, shape, _ in file.tensors():
         if name == "token_embd.weight" and len(shape) == 2:

@@ -129,7 +129,7 @@ def _check_settings(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _steps(value: Any, key: str) -> list[Any]:
-    """The steps of a sequence; of one step that one, of null none."""
+    """Gives the steps of a sequence; of one step that one, of null none."""
     if value is None:
         return []
     if isinstance(value, dict) and value.get("type") == "Sequence":
@@ -141,7 +141,7 @@ def _steps(value: Any, key: str) -> list[Any]:
 def _vocabulary(
     path: Path, model: Mapping[str, Any], marks: Marks
 ) -> dict[str, int]:
-    """Ids of all pieces, added ones included: each id below their number."""
+    """Gives the ids of all pieces and added tokens: each below their number."""
     vocab = model.get("vocab")
     if not isinstance(vocab, dict) or not vocab:
         raise unexpected(path, "a vocab", vocab, CorruptFile)

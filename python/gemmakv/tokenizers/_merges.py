@@ -98,7 +98,7 @@ class MergesTokenizer(Tokenizer):
 
 
 def import_tokenizers(name: str) -> Any:
-    """The package. Raises GemmaKVError that begins with `name` without it."""
+    """Imports it. Raises GemmaKVError that begins with `name` without it."""
     try:
         return importlib.import_module("tokenizers")
     except ImportError as error:

@@ -54,7 +54,7 @@ _SMALL_FILES = (
 
 
 def parse(name: str) -> HubName | None:
-    """What `name` means on the hub; None for what can only be a path.
+    """Reads a name of the hub; None for what can only be a path.
 
     Names are `org/repo`, `org/repo:Q4_K_M` and `org/repo/file.gguf`, each with
     `@revision` after `repo` for a branch, tag or commit.
@@ -147,8 +147,8 @@ def _lacks(
 
 
 def _choose(name: HubName, listing: Listing) -> str | None:
-    """The only .gguf file of a repository; None for the model that it is
-    without one.
+    """Gives the only .gguf file of a repository; None if the repository itself
+    is a model's directory.
     """
     files = listing.files
     models = models_among(files, name.quantization)
@@ -185,9 +185,9 @@ def _choose(name: HubName, listing: Listing) -> str | None:
 def models_among(
     files: Iterable[str], quantization: str | None = None
 ) -> list[str]:
-    """The .gguf files with a language model, of split ones the first part:
-    not the image encoders. With `quantization`, those of whose names it is a
-    word.
+    """Gives the .gguf files with a language model, of split ones the first
+    part, and no image encoders. With `quantization`: those that have this word
+    in their names.
     """
     word = re.compile(
         rf"(?:^|[-._/]){re.escape(quantization or '')}[-./]", re.IGNORECASE
@@ -204,7 +204,7 @@ def models_among(
 
 
 def _describe(files: dict[str, int | None]) -> str:
-    """The models in a list for people."""
+    """Lists the models, for people."""
     texts = []
     for file in models_among(files):
         sizes = [files.get(part) for part in parts_of(file)]
@@ -215,7 +215,7 @@ def _describe(files: dict[str, int | None]) -> str:
 
 
 def _find_here(repository: Repository) -> str | None:
-    """The model among what was downloaded before."""
+    """Gives the path of the model among what was downloaded before."""
     name = repository.name
     snapshot = repository.here()
     if snapshot is None:
@@ -234,13 +234,13 @@ def _find_here(repository: Repository) -> str | None:
 
 
 def _file_here(snapshot: Path, file: str) -> str | None:
-    """A file's path if it is here with all its parts."""
+    """Gives a file's path if it is here with all its parts."""
     parts = [snapshot / part for part in parts_of(file)]
     return str(parts[0]) if all(path.is_file() for path in parts) else None
 
 
 def files_of(snapshot: Path) -> list[str]:
-    """Names of the files that are here of a commit."""
+    """Lists the files that are here of a commit."""
     return [
         str(path.relative_to(snapshot))
         for path in snapshot.glob("**/*")

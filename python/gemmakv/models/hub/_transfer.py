@@ -167,9 +167,8 @@ class _Broken(Exception):
 
 
 def _stream(url: str, start: int) -> Iterator[tuple[int, bytes]]:
-    """Bytes of `url` with their offsets, from `start` on.
-
-    From 0 on if the server cannot start elsewhere. Raises _Broken.
+    """Reads the bytes of `url` from `start` on, with their offsets; from 0 on
+    if the server cannot start elsewhere. Raises _Broken.
     """
     utils: Any = importlib.import_module("huggingface_hub.utils")
     errors: Any = importlib.import_module("huggingface_hub.errors")
