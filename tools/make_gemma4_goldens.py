@@ -25,12 +25,15 @@ sys.path.insert(0, str(ROOT / "tests/python"))
 
 from gemmakv import Tokenizer, _core  # noqa: E402
 from gemmakv.chat._file_template import FileTemplate  # noqa: E402
-from gemmakv.templates import Gemma4Template  # noqa: E402
+from gemmakv.templates import Gemma4Template, Segment  # noqa: E402
 from gemmakv.tokenizers._directory import tokenizer_of_folder  # noqa: E402
 from gemmakv.tokenizers._gguf import tokenizer_of_gguf  # noqa: E402
 from support.gemma4_cases import CASES  # noqa: E402
 
 GOLDEN = ROOT / "tests/golden/gemma4_template.json"
+# A thought that the published template begins after the result of a tool.
+CUE = "<|channel>thought\n"
+BEGUN = [Segment("<|channel>", special=True), Segment("thought\n")]
 PARTS = [
     "the", " quick", "\n", "\n\n\n", " " * 7, " " * 33, "\n" * 35, "<table>",
     "</b>", "1234", "\t\t", "\U0001f469\u200d\U0001f467", "\r\n", "\0",
@@ -139,14 +142,17 @@ def main() -> None:
     kept = []
     for i, case in enumerate(CASES):
         expected = render(source, case)
-        for template in (own, Gemma4Template()):
-            segments = template.render(**case)
-            assert "".join(s.text for s in segments) == expected, (
-                f"case {i}, {template.name}:\n{expected}\n"
-                + "".join(s.text for s in segments)
-            )
+        theirs = own.render(**case)
+        segments = Gemma4Template().render(**case)
+        if case.get("enable_thinking") and theirs[-2:] == BEGUN:
+            theirs = theirs[:-2]
+            expected = expected.removesuffix(CUE)
         # And the same tokens: segments are cut at the same places.
-        assert segments == own.render(**case), i
+        for found in (theirs, segments):
+            assert "".join(s.text for s in found) == expected, (
+                f"case {i}:\n{expected}\n" + "".join(s.text for s in found)
+            )
+        assert segments == theirs, i
         kept.append([[s.text, s.special] for s in segments])
     args.output.write_text(
         json.dumps(kept, ensure_ascii=False, indent=0) + "\n", "utf-8"

@@ -110,8 +110,8 @@ class FileTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:
-        """As transformers' `apply_chat_template` renders them, but that a
-        template that does not know parts gets text.
+        """Renders as transformers' `apply_chat_template` does; but a template
+        that does not know parts gets text.
 
         Raises ValueError if the template rejects the messages or makes
         nothing of tools, GemmaKVError if it fails.
@@ -144,8 +144,8 @@ class FileTemplate:
     def _render(
         self, messages: Sequence[Message], variables: dict[str, Any]
     ) -> list[Segment]:
-        """To a template that fails at them, what tools returned as data is
-        said as JSON, and a list without any parts as an empty text.
+        """Renders; a template that fails at what tools returned as data gets it
+        as JSON, and a list without any parts as an empty text.
         """
         try:
             return self._rendered(messages, variables)
@@ -216,7 +216,7 @@ class FileTemplate:
     def _takes_parts(
         self, role: str, content: Sequence[Mapping[str, Any]]
     ) -> bool:
-        """Whether the template renders parts of a role, and not Python's
+        """Tells whether the template renders parts of a role, and not Python's
         list.
         """
         several = len(content) > 1
@@ -231,7 +231,7 @@ class FileTemplate:
     def _tries_parts(
         self, role: str, fields: Sequence[Mapping[str, Any]]
     ) -> bool:
-        """Whether texts of parts that have these fields are all rendered."""
+        """Tells whether texts of parts with these fields are all rendered."""
         texts = [chr(0xE000 + i % 0x1000) for i in range(len(fields))]
         parts = [
             {**more, "type": "text", "text": text}
@@ -274,7 +274,7 @@ class FileTemplate:
         return checked
 
     def _mark(self, text: str) -> str:
-        """The text with marks in the place of control tokens."""
+        """Puts marks in the place of control tokens."""
         marked = ""
         for part, token in self._tokenizer.split_special(text):
             if token is not None and part not in self._marks:
@@ -290,7 +290,7 @@ class FileTemplate:
     def _compile(
         self, source: str
     ) -> tuple[jinja2.Template, list[jinja2.Template], _Uses]:
-        """The template, the templates with marks, and what it uses.
+        """Gives the template, the templates with marks, and what it uses.
 
         Of those with marks the second one has none in what it looks for in
         its messages: a thought that somebody kept in a reply, say, stands
@@ -328,7 +328,8 @@ class FileTemplate:
 
 @dataclasses.dataclass(frozen=True)
 class _Uses:
-    """The names and texts that a template uses; its comments do not count.
+    """The names and texts that a template uses; its comments, and what stands
+    under a constant that is false, do not count.
 
     Attributes:
       variables: names that it is to be given: it reads them, and does not set
@@ -346,6 +347,11 @@ def _uses(tree: jinja2.nodes.Template) -> _Uses:
     import jinja2.meta
     import jinja2.nodes
 
+    for branch in tree.find_all(jinja2.nodes.If):
+        if isinstance(branch.test, jinja2.nodes.Const) and (
+            not branch.test.value
+        ):
+            branch.body = []  # never rendered
     constants = [
         constant.value
         for constant in tree.find_all(jinja2.nodes.Const)
@@ -361,7 +367,7 @@ def _uses(tree: jinja2.nodes.Template) -> _Uses:
 
 
 def _call_form(text: str) -> str | None:
-    """The form of the calls that a template writes; None for another one."""
+    """Gives the form of the calls that a template writes; None: another."""
     if "<|tool_call>" in text and "call:" in text:
         return "native"
     if "<start_function_call>" in text and "call:" in text:
@@ -372,7 +378,7 @@ def _call_form(text: str) -> str | None:
 
 
 def _sought(tree: jinja2.nodes.Template) -> set[int]:
-    """Of constants that are compared with texts, or looked for in them."""
+    """Finds the constants that are compared with texts, or looked for."""
     import jinja2.nodes
 
     places: list[jinja2.nodes.Node] = []
@@ -411,8 +417,8 @@ def _name_results(chat: Sequence[dict[str, Any]]) -> None:
 
 
 def _joined_results(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results of tools as `tool_responses` of the message that called them,
-    and the text that follows them as its content.
+    """Puts results of tools into `tool_responses` of the message that called
+    them, and the text that follows them into its content.
     """
     found: list[dict[str, Any]] = []
     for fields in chat:
@@ -443,7 +449,7 @@ def _joined_results(chat: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _is_data(content: Any) -> bool:
-    """Whether a message's content is what a tool returned, and no text."""
+    """Tells whether a message's content is what a tool returned, no text."""
     return not isinstance(content, str | None) and not is_parts(content)
 
 
@@ -472,7 +478,7 @@ def _run(template: jinja2.Template, variables: dict[str, Any]) -> str:
 
 
 def _variables(add_generation_prompt: bool) -> dict[str, Any]:
-    """Those that every conversation has."""
+    """Gives the variables that every conversation has."""
     return {
         "add_generation_prompt": add_generation_prompt,
         # Once for all runs, which must not differ by the clock.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,17 +21,19 @@ from gemmakv.chat._native_calls import QUOTE
 from gemmakv.chat._turns import ANY_ORDER
 from gemmakv.errors import brief, unexpected
 
-_VARIABLES = ("enable_thinking",)
+_VARIABLES = ("enable_thinking", "preserve_thinking")
 # Keys that the published template does not take for names of properties.
 _KEYWORDS = ("description", "type", "properties", "required", "nullable")
 
 
 class Gemma4Template:
-    """As the template that Gemma 4's makers publish renders messages.
+    """Renders messages as the template does that Gemma 4's makers published
+    for its larger models in July 2026.
 
     Tools, calls and results have forms of their own. A thought is said again
-    only where its turn goes on, behind the last message of the user; in turns
-    that are over there is none.
+    only after the last message of the user; in turns that are over there is
+    none. After the result of a tool no thought is begun: whether the model
+    thinks again is left to it.
     """
 
     name = "gemma4"
@@ -40,6 +43,12 @@ class Gemma4Template:
     knows_thinking = True
     turn_rules = dataclasses.replace(ANY_ORDER, replies=False, results=False)
 
+    def __init__(self, *, empty_thought: bool = True) -> None:
+        """`empty_thought`: whether a reply without thoughts begins with an
+        empty one; the templates of E2B and E4B leave it out.
+        """
+        self._empty_thought = empty_thought
+
     def render(
         self,
         messages: Messages,
@@ -48,31 +57,40 @@ class Gemma4Template:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> list[Segment]:
-        """`enable_thinking` of `kwargs`: whether the model is to think before
-        it replies. Raises ValueError for other keywords and for bad tools.
+        """Variables in `kwargs` are `enable_thinking`: whether the model is to
+        think before it replies, and `preserve_thinking`: whether thoughts
+        before calls are said in turns that are over, too. Raises ValueError
+        for other keywords and for bad tools.
         """
         for key, value in kwargs.items():
             if key not in _VARIABLES and value is not None:
                 raise ValueError(
                     f"{key}: the template 'gemma4' has no such variable; "
-                    f"expected enable_thinking, found {brief(value)}"
+                    f"expected {' or '.join(_VARIABLES)}, found {brief(value)}"
                 )
-        writer = _Writer()
+        thinks = bool(kwargs.get("enable_thinking"))
+        writer = _Writer(bool(kwargs.get("preserve_thinking")))
         writer.mark("<bos>")
-        writer.conversation(
+        turn_is_open = writer.conversation(
             messages_of(messages),
             [] if tools is None else items("tools", tools),
-            bool(kwargs.get("enable_thinking")),
-            add_generation_prompt,
+            thinks,
         )
+        if add_generation_prompt and not turn_is_open:
+            writer.turn("model")
+            if self._empty_thought and not thinks:
+                writer.mark("<|channel>")
+                writer.text("thought\n")
+                writer.mark("<channel|>")
         return writer.segments
 
 
 class _Writer:
     """Puts segments together: text that follows text is one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps_thoughts: bool) -> None:
         self.segments: list[Segment] = []
+        self._keeps_thoughts = keeps_thoughts
 
     def mark(self, name: str) -> None:
         self.segments.append(Segment(name, special=True))
@@ -98,12 +116,9 @@ class _Writer:
         self.text("\n")
 
     def conversation(
-        self,
-        messages: list[Message],
-        tools: list[Any],
-        thinks: bool,
-        opens: bool,
-    ) -> None:
+        self, messages: list[Message], tools: list[Any], thinks: bool
+    ) -> bool:
+        """Returns whether the model's turn is open at the end."""
         told = messages[0].role in ("system", "developer")
         if thinks or tools or told:
             self.turn("system")
@@ -111,59 +126,63 @@ class _Writer:
                 self.mark("<|think|>")
                 self.text("\n")
             if told:
-                self.text(messages.pop(0).text.strip())
+                system = messages.pop(0)
+                end = " " if is_parts(system.content) else ""
+                for part in system.parts:
+                    self.text(part.strip() + end)
             for i, tool in enumerate(tools):
                 self.mark("<|tool>")
                 self.tool(f"tools[{i}]", tool)
                 self.mark("<tool|>")
             self.end_turn()
-        goes_on = False  # the model's turn, at the end
+        is_open = False
         for i in range(len(messages)):
             if messages[i].role != "tool":
-                goes_on = self.message(messages, i)
-        if opens and not goes_on:
-            self.turn("model")
-            if not thinks:
-                self.mark("<|channel>")
-                self.text("thought\n")
-                self.mark("<channel|>")
+                is_open = self.message(messages, i)
+        return is_open
 
     def message(self, messages: Sequence[Message], i: int) -> bool:
-        """A message, with the results that follow it. Returns whether the
-        model's turn goes on.
+        """Writes a message, with the results that follow it. Returns whether
+        the model's turn goes on.
         """
         message = messages[i]
+        calls = message.tool_calls
         is_reply = message.role == "assistant"
         before = [m.role for m in messages[:i] if m.role != "tool"]
+        after = [m.role for m in messages[i + 1 :] if m.role != "tool"]
         if not is_reply or before[-1:] != ["assistant"]:
             self.turn("model" if is_reply else message.role)
-        asked = any(m.role == "user" for m in messages[i:])
-        if message.reasoning and message.tool_calls and not asked:
+        asked = "user" in after or message.role == "user"
+        if message.reasoning and (
+            not asked or (calls and self._keeps_thoughts)
+        ):
             self.mark("<|channel>")
             self.text(f"thought\n{message.reasoning}\n")
             self.mark("<channel|>")
-        for call in message.tool_calls:
+        for call in calls:
             function = call["function"]
             self.mark("<|tool_call>")
             self.text(f"call:{function['name']}")
             self.fields(function.get("arguments") or {}, bare=True)
             self.mark("<tool_call|>")
         results = False
-        for result in messages[i + 1 :] if message.tool_calls else ():
+        for result in messages[i + 1 :] if calls else ():
             if result.role != "tool":
                 break
             self.result(message, result)
             results = True
         said = False
         for part in message.parts:
-            text = _without_thoughts(part) if is_reply else part
-            self.text(text.strip())
-            said = said or bool(part)
-        if message.tool_calls and not results:
+            text = (_without_thoughts(part) if is_reply else part).strip()
+            self.text(text)
+            said = said or bool(text)
+        if calls and not results:
             self.mark("<|tool_response>")
-        elif not results or said:
+        elif is_reply and after[:1] == ["assistant"]:
+            pass  # which goes on in this turn
+        elif not results or said or after:
             self.end_turn()
-        return bool(message.tool_calls)
+        return bool(calls)
 
     def result(self, message: Message, result: Message) -> None:
         name = result.name or "unknown"
@@ -196,8 +215,8 @@ class _Writer:
     def value(self, value: Any, bare: bool = False) -> None:
         if isinstance(value, str):
             self.quoted(value)
-        elif isinstance(value, bool):
-            self.text("true" if value else "false")
+        elif isinstance(value, bool | None):
+            self.text(json.dumps(value))
         elif isinstance(value, Mapping):
             self.fields(value, bare)
         elif isinstance(value, (list, tuple)):

@@ -383,7 +383,8 @@ def template_for(
     if template == "gemma":
         return GemmaTemplate()
     if template == "gemma4":
-        return Gemma4Template()
+        # E2B and E4B alone have embeddings for each layer.
+        return Gemma4Template(empty_thought=gemma.config.ple_dim == 0)
     if template == "file":
         if gemma.chat_template is None or gemma.tokenizer is None:
             raise MismatchError(

@@ -19,8 +19,11 @@ from gemmakv.errors import GemmaKVError
 from gemmakv.models import _packed as packed
 from gemmakv.models._aliases import ALIASES
 from gemmakv.models._split import parts_of
-from gemmakv.models.hub._download import files_of, models_among
-from gemmakv.models.hub._folder import folder_here
+from gemmakv.models.hub._download import (
+    files_of,
+    folder_here,
+    models_among,
+)
 
 
 @dataclasses.dataclass(frozen=True)

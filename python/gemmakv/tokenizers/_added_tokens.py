@@ -1,6 +1,5 @@
-"""What JSON files beside a vocabulary say about it.
-
-Which tokens were added, which are special, and settings of the tokenizer.
+"""The JSON files beside a vocabulary: which tokens were added, which are
+special, and settings of the tokenizer.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Marks:
     special: Mapping[str, Path]
 
     def is_control(self, piece: str) -> bool:
-        """Whether a piece is a control token, never made from plain text:
+        """Tells whether a piece is a control token, never made from plain text:
         one that a file calls special, or that is one by its name in any Gemma,
         whatever the files say.
         """
@@ -75,7 +74,7 @@ def read_marks(
     tokenizer_json: Mapping[str, Any] | None,
     may_add_eos: bool = False,
 ) -> Marks:
-    """What the files of a Hugging Face directory say.
+    """Reads the files of a Hugging Face directory.
 
     `tokenizer_json` is the content of tokenizer.json if it counts.
     `may_add_eos`: whether texts may have an end. Raises
@@ -110,7 +109,7 @@ def read_marks(
 
 
 def _united(tokens: Iterable[tuple[int, AddedToken]]) -> dict[int, AddedToken]:
-    """Added tokens of several files, which must agree."""
+    """Unites the added tokens of several files, which must agree."""
     added: dict[int, AddedToken] = {}
     places: dict[str, tuple[int, Path]] = {}
     for token, new in tokens:
@@ -166,7 +165,7 @@ def _check_id(token: object, path: Path) -> None:
 
 def _added_token(entry: Any, path: Path) -> AddedToken:
     content = entry.get("content") if isinstance(entry, dict) else None
-    if not isinstance(content, str) or not content:
+    if not isinstance(content, str) or not content or not is_unicode(content):
         raise unexpected(path, "an added token", entry, CorruptFile)
     for flag in ("special", "lstrip", "rstrip", "single_word"):
         value = entry.get(flag, False)
@@ -200,7 +199,7 @@ def _check_settings(
 
 
 def _named(config: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """Special tokens that a configuration gives roles ("bos_token")."""
+    """Gives the special tokens that have roles ("bos_token")."""
     for key, value in config.items():
         if key in _TOKEN_LISTS:
             values = value.values() if isinstance(value, dict) else value

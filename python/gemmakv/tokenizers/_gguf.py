@@ -6,12 +6,12 @@ import os
 from typing import Any
 
 from gemmakv import _core
-from gemmakv.errors import CorruptFile, brief, one_line
+from gemmakv.errors import CorruptFile, brief
 from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._gguf_pieces import PieceTokenizer
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
-    check_merges,
+    check_bytes,
     filter_merges,
     import_tokenizers,
     take_below,
@@ -29,7 +29,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 
 def tokenizer_of_gguf(path: str) -> Tokenizer | None:
-    """A file's tokenizer; None for a file that holds nothing of one.
+    """Reads a file's tokenizer; None for a file that holds nothing of one.
 
     Raises OSError, CorruptFile for a vocabulary that is damaged,
     MismatchError for one that is not of Gemma's kinds, GemmaKVError if a
@@ -44,8 +44,8 @@ def tokenizer_of_gguf(path: str) -> Tokenizer | None:
 
 
 def pieces_of_gguf(file: _core.GgufFile) -> PieceTokenizer | None:
-    """The tokenizer of a file whose vocabulary has scores; None if it holds
-    nothing of one.
+    """Reads the tokenizer of a file whose vocabulary has scores; None if it
+    holds nothing of one.
 
     Raises CorruptFile for a vocabulary that is damaged, MismatchError for one
     that is not of Gemma's kinds.
@@ -57,8 +57,8 @@ def pieces_of_gguf(file: _core.GgufFile) -> PieceTokenizer | None:
 
 
 def has_merges(file: _core.GgufFile) -> bool:
-    """Whether merges decide, not scores, as in Gemma 4's. The core does not
-    know the text of such tokens.
+    """Tells whether merges decide, not scores, as in Gemma 4's. The core does
+    not know the text of such tokens.
 
     Raises CorruptFile or MismatchError for keys that contradict each other.
     """
@@ -66,8 +66,8 @@ def has_merges(file: _core.GgufFile) -> bool:
 
 
 def _rows_of(file: _core.GgufFile, default: int) -> int:
-    """The number of tokens that have a row in the embedding; `default` of a
-    file without one.
+    """Counts the tokens that have a row in the embedding; `default` of a file
+    without one.
     """
     for name, _, _, shape, _ in file.tensors():
         if name == "token_embd.weight" and len(shape) == 2:
@@ -115,9 +115,15 @@ def _merges_tokenizer(
     check_rows(path, len(pieces), rows, len(without - silent))
     silent |= without
     known = take_below(ids, rows)
-    merges = check_merges(
-        path, filter_merges(array("merges", str), known, ids), known, silent
-    )
+    check_bytes(path, known)
+    merges = filter_merges(array("merges", str), known, ids)
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    odd = [" ".join(pair) for pair in pairs if len(pair) != 2]
+    if odd or not pairs:
+        raise CorruptFile(
+            f"{path}: metadata {_PREFIX}merges: expected two pieces each, "
+            f"found {brief(odd[0] if odd else [])}"
+        )
     # The name of a byte is text like any other, whatever a file calls it.
     added = [
         pieces[token]
@@ -126,19 +132,20 @@ def _merges_tokenizer(
         and token not in silent
         and pieces[token] not in BYTE_PIECES
     ]
-    try:
+
+    def make() -> Any:
         library = package.Tokenizer(
             package.models.BPE(
-                vocab=known, merges=merges, byte_fallback=True, fuse_unk=True
+                vocab=known,
+                merges=pairs,
+                byte_fallback=True,
+                fuse_unk=True,
             )
         )
         library.normalizer = package.normalizers.Replace(" ", SPACE_MARK)
         library.add_tokens(
             [package.AddedToken(text, normalized=False) for text in added]
         )
-    except Exception as error:  # the library raises no narrower type
-        raise CorruptFile(
-            f"{path}: the package tokenizers rejects the vocabulary: "
-            + one_line(error)
-        ) from None
-    return MergesTokenizer(ids, silent, library)
+        return library
+
+    return MergesTokenizer(path, ids, silent, make)

@@ -11,13 +11,12 @@ from gemmakv.errors import (
     CorruptFile,
     MismatchError,
     brief,
-    one_line,
     unexpected,
 )
 from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
-    check_merges,
+    check_bytes,
     filter_merges,
     import_tokenizers,
     take_below,
@@ -74,10 +73,26 @@ class JsonTokenizer(MergesTokenizer):
         check_rows(str(path), len(ids), rows, len(without - silent))
         silent |= without
         known = take_below(ids, rows)
-        merges = filter_merges(content["model"].get("merges"), known, ids)
-        check_merges(str(path), merges, known, silent)
-        library = _run(package, path, content, known, merges, marks)
-        super().__init__(ids, silent, library)
+        check_bytes(str(path), known)
+        model = content["model"]
+        merges = filter_merges(model.get("merges"), known, ids)
+        if not isinstance(merges, list) or not merges:
+            raise unexpected(path, "merges", merges, CorruptFile)
+        # Left out: what only concerns BOS, batches and decoding.
+        settings = {
+            **content,
+            **dict.fromkeys(
+                ("truncation", "padding", "post_processor", "decoder")
+            ),
+            # With all tokens in the vocabulary, the ids are those of the files.
+            "model": {**model, "vocab": known, "merges": merges},
+            "added_tokens": _added_texts(content, known, marks),
+        }
+
+        def make() -> Any:
+            return package.Tokenizer.from_str(json.dumps(settings))
+
+        super().__init__(str(path), ids, silent, make)
 
 
 def _check_settings(path: Path, content: Mapping[str, Any]) -> None:
@@ -114,7 +129,7 @@ def _check_settings(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _steps(value: Any, key: str) -> list[Any]:
-    """The steps of a sequence; of one step that one, of null none."""
+    """Gives the steps of a sequence; of one step that one, of null none."""
     if value is None:
         return []
     if isinstance(value, dict) and value.get("type") == "Sequence":
@@ -126,7 +141,7 @@ def _steps(value: Any, key: str) -> list[Any]:
 def _vocabulary(
     path: Path, model: Mapping[str, Any], marks: Marks
 ) -> dict[str, int]:
-    """Ids of all pieces, added ones included: each id below their number."""
+    """Gives the ids of all pieces and added tokens: each below their number."""
     vocab = model.get("vocab")
     if not isinstance(vocab, dict) or not vocab:
         raise unexpected(path, "a vocab", vocab, CorruptFile)
@@ -152,19 +167,14 @@ def _vocabulary(
     return ids
 
 
-def _run(
-    package: Any,
-    path: Path,
-    content: Mapping[str, Any],
-    ids: Mapping[str, int],
-    merges: Any,
-    marks: Marks,
-) -> Any:
-    """The library's tokenizer of `ids`, without control tokens."""
+def _added_texts(
+    content: Mapping[str, Any], ids: Mapping[str, int], marks: Marks
+) -> list[dict[str, Any]]:
+    """Gives the added tokens that are found in texts, before any merge."""
     entries = {
         entry["content"]: entry for entry in content.get("added_tokens") or []
     }
-    plain = [
+    return [
         {**_PLAIN, "id": token, "content": added.content}
         | entries.get(added.content, {})
         for token, added in sorted(marks.added.items())
@@ -173,14 +183,3 @@ def _run(
         # The name of a byte is text like any other.
         and added.content not in BYTE_PIECES
     ]
-    # Left out: what only concerns BOS, batches and decoding.
-    rest = dict.fromkeys(("truncation", "padding", "post_processor", "decoder"))
-    # With all tokens in the vocabulary, the ids are those of the files.
-    model = {**content["model"], "vocab": ids, "merges": merges}
-    settings = {**content, **rest, "model": model, "added_tokens": plain}
-    try:
-        return package.Tokenizer.from_str(json.dumps(settings))
-    except Exception as error:  # the library raises no narrower type
-        raise CorruptFile(
-            f"{path}: the package tokenizers rejects it: " + one_line(error)
-        ) from None

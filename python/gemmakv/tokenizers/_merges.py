@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 from gemmakv._support.extras import install_command
 from gemmakv.errors import (
@@ -13,7 +13,7 @@ from gemmakv.errors import (
     GemmaKVError,
     MismatchError,
     brief,
-    unexpected,
+    one_line,
 )
 from gemmakv.tokenizers._tokenizer import Tokenizer, byte_piece
 
@@ -23,20 +23,49 @@ _LONG = 16_384  # characters that others do not wait for
 class MergesTokenizer(Tokenizer):
     """A vocabulary of merges.
 
-    The library never sees the control tokens, so it cannot find them in
-    plain text; those that `encode` asks for are found before.
+    The library does not look for control tokens in text, and no merges may
+    make one; those that `encode` asks for are found before.
     """
 
     def __init__(
-        self, ids: Mapping[str, int], silent: frozenset[int], library: Any
+        self,
+        name: str,
+        ids: Mapping[str, int],
+        silent: frozenset[int],
+        make_library: Callable[[], Any],
     ) -> None:
-        """`ids` of all pieces, 0 to their number - 1, each once; `library`:
-        that tokenizer, without those that are `silent`.
+        """`ids` of all pieces, 0 to their number - 1, each once.
+        `make_library` makes that tokenizer, which looks for none of `silent`
+        in a text.
+
+        Raises, with `name` in front: CorruptFile if the library rejects the
+        vocabulary, MismatchError if plain text could become a silent token.
         """
         super().__init__(len(ids))
         self._ids = ids
         self._silent_ids = silent
-        self._library = library
+        try:
+            self._library = make_library()
+        except Exception as error:  # the library raises no narrower type
+            raise CorruptFile(
+                f"{name}: the package tokenizers rejects the vocabulary: "
+                + one_line(error)
+            ) from None
+        self._check_silent(name)
+
+    def _check_silent(self, name: str) -> None:
+        """Raises MismatchError if merges make a silent token. Those that do
+        in some text do it in the token's own, where nothing is beside it.
+        """
+        tokens = sorted(self._silent_ids)
+        texts = [self._pieces[token] for token in tokens]
+        found = self._library.encode_batch(texts, add_special_tokens=False)
+        for token, text, encoding in zip(tokens, texts, found):
+            if token in encoding.ids:
+                raise MismatchError(
+                    f"{name}: the merges make the control token {brief(text)} "
+                    "of plain text"
+                )
 
     def id_of(self, piece: str) -> int | None:
         return self._ids.get(piece)
@@ -69,7 +98,7 @@ class MergesTokenizer(Tokenizer):
 
 
 def import_tokenizers(name: str) -> Any:
-    """The package. Raises GemmaKVError that begins with `name` without it."""
+    """Imports it. Raises GemmaKVError that begins with `name` without it."""
     try:
         return importlib.import_module("tokenizers")
     except ImportError as error:
@@ -79,18 +108,8 @@ def import_tokenizers(name: str) -> Any:
         ) from None
 
 
-def check_merges(
-    name: str,
-    merges: Any,
-    ids: Mapping[str, int],
-    control: frozenset[int],
-) -> list[tuple[str, str]]:
-    """The merges as pairs.
-
-    Raises, with `name` in front: CorruptFile if merges make what is no token,
-    or a byte has none; MismatchError if plain text could become a control
-    token.
-    """
+def check_bytes(name: str, ids: Mapping[str, int]) -> None:
+    """Raises CorruptFile that begins with `name` if a byte has no token."""
     for value in range(256):
         # Some files have the tab itself in the place of its byte.
         if byte_piece(value) in ids or value < 0x80 and chr(value) in ids:
@@ -98,27 +117,6 @@ def check_merges(
         raise CorruptFile(
             f"{name}: the vocabulary has no token {byte_piece(value)}"
         )
-    for piece, token in ids.items():
-        if len(piece) == 1 and token in control:
-            raise MismatchError(
-                f"{name}: the control token {brief(piece)} is a letter"
-            )
-    if not isinstance(merges, list):
-        raise unexpected(name, "merges", merges, CorruptFile)
-    if not merges:
-        raise CorruptFile(f"{name}: found no merges, expected some")
-    for merge in merges:
-        if not isinstance(merge, (str, list)):
-            raise unexpected(name, "a merge", merge, CorruptFile)
-    # ["a", "b"], in older files "a b".
-    pairs = [tuple(m.split(" ") if type(m) is str else m) for m in merges]
-    try:
-        made = {ids[first + second] for first, second in pairs}
-    except (KeyError, TypeError, ValueError):
-        made = None
-    if made is None or made & control:
-        _raise_for_merge(name, pairs, ids, control)
-    return pairs
 
 
 def take_below(ids: Mapping[str, int], rows: int) -> Mapping[str, int]:
@@ -147,26 +145,3 @@ def filter_merges(
         return out.isdisjoint([*parts, "".join(parts)])
 
     return [merge for merge in merges if is_known(merge)]
-
-
-def _raise_for_merge(
-    name: str,
-    pairs: list[Any],
-    ids: Mapping[str, int],
-    control: frozenset[int],
-) -> NoReturn:
-    """About the first merge that is bad. Requires: there is one."""
-    for pair in pairs:
-        if len(pair) != 2 or set(map(type, pair)) != {str}:
-            raise unexpected(name, "a merge", list(pair), CorruptFile)
-        token = ids.get(pair[0] + pair[1])
-        if token is None:
-            raise CorruptFile(
-                f"{name}: the merge {brief(list(pair))} makes no token"
-            )
-        if token in control:
-            raise MismatchError(
-                f"{name}: the merge {brief(list(pair))} makes a control token "
-                "out of plain text"
-            )
-    raise AssertionError("all are sound")

@@ -102,6 +102,14 @@ def test_thinking_is_on_or_off(gemma: gemmakv.Gemma) -> None:
     assert IDS["<|channel>"] not in on
 
 
+def test_the_smaller_models_begin_without_an_empty_thought() -> None:
+    for case in CASES:
+        full = Gemma4Template().render(**case)
+        small = Gemma4Template(empty_thought=False).render(**case)
+        empty = full[-1] == Segment("<channel|>", special=True)
+        assert small == (full[:-3] if empty else full)
+
+
 def test_results_of_tools() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": {}}}
     result = {"role": "tool", "tool_call_id": "1",
@@ -116,7 +124,7 @@ def test_results_of_tools() -> None:
     text = "".join(segment.text for segment in segments)
     assert text.endswith(
         "<|tool_call>call:f{}<tool_call|><|tool_response>response:f{A:["
-        '<|"|>x<|"|>,{c:None}],b:1}<tool_response|>'
+        '<|"|>x<|"|>,{c:null}],b:1}<tool_response|>'
     )
 
 

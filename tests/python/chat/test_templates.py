@@ -173,19 +173,25 @@ def test_what_a_template_knows_is_what_it_reads(
 def test_a_comment_takes_no_tools_away(tmp_path: Path) -> None:
     """Its letters "tool" made a template one that knows them; it says none."""
     turns = TURNS.replace("SYSTEM", "true")
-    plain, commented = (
-        tiny_with(tmp_path / name, tokenizer_chat_template=source)
-        for name, source in (
-            ("a.gguf", turns),
-            ("b.gguf", "{#- <tool_call> arguments of a tool -#}" + turns),
+    plain, *others = (
+        tiny_with(tmp_path / f"{i}.gguf", tokenizer_chat_template=text + turns)
+        for i, text in enumerate(
+            (
+                "",
+                "{#- <tool_call> arguments of a tool -#}",
+                "{%- if false %}{{ tools }}{% endif -%}",
+                "{%- macro say(tools) %}{{ tools }}{% endmacro -%}",
+            )
         )
     )
     tool = {"type": "function", "function": {"name": "weather_of"}}
     said = [{"role": "user", "content": "Hi"}]
-    ids = commented.apply_chat_template(said, tools=[tool])
-    assert commented.tokenizer is not None
-    assert "weather_of" in commented.tokenizer.decode(ids.tolist())
-    assert np.array_equal(ids, plain.apply_chat_template(said, tools=[tool]))
+    expected = plain.apply_chat_template(said, tools=[tool])
+    assert plain.tokenizer is not None
+    assert "weather_of" in plain.tokenizer.decode(expected.tolist())
+    for other in others:
+        ids = other.apply_chat_template(said, tools=[tool])
+        assert np.array_equal(ids, expected)
 
 
 def test_calls_are_of_the_form_that_is_written(tokenizer: Tokenizer) -> None:

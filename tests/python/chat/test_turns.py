@@ -364,6 +364,8 @@ def count_beginnings(name: str, given: list[dict[str, Any]], template: Any,
     places = [
         place for place in range(1, len(given))
         if replies[place] and not replies[place - 1]
+        # It ends a turn with calls and text that nothing follows yet.
+        and not (name == "gemma4" and given[place - 1]["role"] == "tool")
     ]  # fmt: skip
     for place in places:
         assert whole.startswith(said(template, given[:place], opens)), given
@@ -393,7 +395,7 @@ def test_calls_and_results_in_any_order(
     template = template_of(name, tokenizer)
     choose = random.Random(name)
     compared = 0
-    for _ in range(30):
+    for _ in range(50):
         order = "".join(choose.choices("suact", [1, 3, 2, 3, 5], k=9))
         ids = [str(place) for place, one in enumerate(order) if one == "c"]
         given: list[dict[str, Any]] = []

@@ -569,6 +569,118 @@ def test_endpoint_that_is_no_hub(fake: FakeHub) -> None:
     assert "HF_ENDPOINT" in one_line(caught.value)
 
 
+PAGE = b"\n<!DOCTYPE html><html><title>Sign in</title></html>"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+
+
+@pytest.mark.parametrize(
+    "said, words",
+    [
+        (PAGE, "web page"),
+        (b'{"error": "busy"}', "JSON without 'id'"),
+        (b"", "JSON"),
+    ],
+)
+def test_hub_that_says_something_else(
+    fake: FakeHub, said: bytes, words: str
+) -> None:
+    """It is no broken network, and a copy on disk will do, too."""
+    fake.add("org/repo", ONE_FILE)
+    path = models.resolve("org/repo")
+    fake.says = said
+    with pytest.warns(UserWarning, match="downloaded before") as warned:
+        assert models.resolve("org/repo") == path
+    assert words in str(warned[0].message)
+    with pytest.raises(OSError) as caught:
+        models.resolve("org/other")
+    text = one_line(caught.value)
+    assert caught.value.errno == errno.EPROTO
+    assert words in text and fake.url in text and "HF_ENDPOINT" in text
+
+
+@pytest.mark.parametrize(
+    "said, words",
+    [
+        (PAGE, "a web page"),
+        (POINTER, "a pointer of Git LFS"),
+        (b'{"error": "busy"}', '"error": "busy"'),
+    ],
+)
+def test_store_that_says_something_else(
+    fake: FakeHub, said: bytes, words: str
+) -> None:
+    """Nothing is tried again, and what is here of the file stays."""
+    fake.add("org/repo", ONE_FILE)
+    fake.cut_after = [4 * CHUNK, 0, 0, 0]
+    with pytest.raises(ConnectionError):
+        models.resolve("org/repo")
+    fake.file_says = said
+    fake.requests.clear()
+    with pytest.raises(OSError) as caught:
+        models.resolve("org/repo")
+    assert caught.value.errno == errno.EPROTO
+    assert words in one_line(caught.value)
+    assert len(fake.downloads()) == 1
+    fake.file_says = None
+    fake.requests.clear()
+    assert Path(models.resolve("org/repo")).read_bytes() == DATA
+    assert fake.downloads()[0].range == f"bytes={4 * CHUNK}-"
+
+
+def test_file_that_is_refused(fake: FakeHub) -> None:
+    fake.add("org/repo", ONE_FILE)
+    fake.file_failing = 410
+    with pytest.raises(OSError) as caught:
+        models.resolve("org/repo")
+    assert caught.value.errno == errno.EPROTO
+    assert "HTTP 410" in one_line(caught.value)
+    assert len(fake.downloads()) == 1
+
+
+@pytest.mark.parametrize("endpoint", ["localhost", "http://[::1", "ftp://a"])
+def test_endpoint_that_is_no_address(
+    fake: FakeHub, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    for name in ("org/repo", "org/repo/m.gguf"):
+        with pytest.raises(OSError) as caught:
+            models.resolve(name)
+        assert "HF_ENDPOINT" in one_line(caught.value)
+
+
+class Fault(TypeError):
+    """A fault of a program."""
+
+
+def fault(*_: object, **__: object) -> None:
+    raise Fault
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["HfApi.model_info", "get_hf_file_metadata", "hf_hub_download",
+     "utils.get_session"],
+)
+def test_programming_errors_are_no_broken_network(
+    fake: FakeHub, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """They arrive as they are; nothing is tried again."""
+    fake.add("org/repo", {"m.gguf": b"m"})
+    fake.add("org/here", {"m.gguf": b"here"})
+    models.resolve("org/here")
+    with monkeypatch.context() as patch:
+        patch.setattr(f"huggingface_hub.{place}", fault)
+        with pytest.raises(Fault):
+            models.resolve("org/repo")
+        if place == "HfApi.model_info":
+            with pytest.raises(Fault):
+                models.resolve("org/here")
+    count = len(fake.downloads())
+    assert Path(models.resolve("org/repo")).read_bytes() == b"m"
+    if place == "utils.get_session":
+        assert len(fake.downloads()) == count + 1
+
+
 # The disk.
 
 

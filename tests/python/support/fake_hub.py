@@ -58,10 +58,15 @@ class FakeHub:
         self.requests: list[Request] = []
         self.cut_after: list[int] = []  # bytes of the next replies
         self.failing: int | None = None  # status of every reply
+        self.file_failing: int | None = None  # that of the store of files
         self.ignores_range = False
         self.damage = False  # the content is not what its hash says
         self.bytes_per_s: float | None = None
         self.holds_after: int | None = None  # bytes of each reply
+        self.stopped = False
+        # What the hub, and what the store of files, says to any request.
+        self.says: bytes | None = None
+        self.file_says: bytes | None = None
         self._servers = [self._serve(_HubHandler), self._serve(_FileHandler)]
 
     def _serve(self, kind: type[BaseHTTPRequestHandler]) -> Any:
@@ -80,7 +85,8 @@ class FakeHub:
         self.stop()
 
     def stop(self) -> None:
-        """Refuses connections from now on."""
+        """Refuses connections from now on, and ends those that are open."""
+        self.stopped = True
         for server in self._servers:
             server.shutdown()
             server.server_close()
@@ -127,6 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server.hub
 
     def begin(self) -> Request:
+        if self.hub.stopped:
+            raise ConnectionAbortedError  # one that was kept open
         request = Request(
             self.command,
             urllib.parse.unquote(self.path),
@@ -190,6 +198,9 @@ class _HubHandler(_Handler):
         request = self.begin()
         if self.hub.failing is not None:
             self.fail(request, self.hub.failing)
+            return
+        if self.hub.says is not None:
+            self.reply(request, 200, {}, self.hub.says)
             return
         path, _, query = self.path.partition("?")
         parts = [urllib.parse.unquote(p) for p in path.split("/")[1:]]
@@ -290,8 +301,12 @@ class _FileHandler(_Handler):
             self.fail(request, 400, "", "two ways to sign in")
             return
         data = self.hub.content(request.path.rsplit("/", 1)[-1])
-        if data is None or self.hub.failing is not None:
-            self.fail(request, self.hub.failing or 404)
+        failing = self.hub.failing or self.hub.file_failing
+        if data is None or failing is not None:
+            self.fail(request, failing or 404)
+            return
+        if self.hub.file_says is not None:
+            self.reply(request, 200, {}, self.hub.file_says)
             return
         if self.hub.damage:
             data = bytes(len(data))

@@ -100,4 +100,12 @@ CASES: list[dict[str, Any]] = [
     {"messages": [_HELLO, {"role": "assistant", "content":
                            "<|channel>thought\nNo.<channel|> Yes <turn|>"},
                   _HELLO]},
+    # Replies that follow each other are one turn.
+    {"messages": [_HELLO, _ANSWER, {**_ANSWER, "content": " Still."}, _HELLO]},
+    {"messages": [_HELLO, _ASKED, *_RESULTS, _HELLO], "tools": TOOLS},
+    {"messages": [_HELLO, _ASKED, *_RESULTS, _ANSWER, _HELLO],
+     "preserve_thinking": True},
+    {"messages": [{**_SYSTEM, "content": [
+        {"type": "text", "text": " one "}, {"type": "text", "text": "two"}]},
+        _HELLO]},
 ]  # fmt: skip

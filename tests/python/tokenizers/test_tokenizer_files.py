@@ -120,7 +120,7 @@ def test_control_tokens_are_those_that_any_file_calls_special(
     ):
         # Merges would make it of plain text all the same.
         text = fails(MismatchError, tmp_path, kind, **files)
-        assert "control token" in text and "'th'" in text
+        assert "control token" in text and "'the'" in text
         return
     tokenizer = tokenizer_with(tmp_path, kind, **files)
     marked = source != "none"
@@ -423,9 +423,10 @@ def model_edit(**values: Any) -> Edit:
         (model_edit(vocab={}), CorruptFile, "vocab"),
         (model_edit(vocab={"a": "b"}), CorruptFile, "vocab"),
         (model_edit(merges={}), CorruptFile, "merges"),
-        (model_edit(merges=[["t"]]), CorruptFile, "merge"),
-        (model_edit(merges=[["t", 1]]), CorruptFile, "merge"),
-        (model_edit(merges=[["q", "z"]]), CorruptFile, "no token"),
+        (model_edit(merges=[]), CorruptFile, "merges"),
+        (model_edit(merges=[["t"]]), CorruptFile, "Merge"),
+        (model_edit(merges=[["t", 1]]), CorruptFile, "Merge"),
+        (model_edit(merges=[["q", "qz"]]), CorruptFile, "`qz`"),
         (
             lambda c: c["model"]["vocab"].update({"the": 0}),
             CorruptFile,

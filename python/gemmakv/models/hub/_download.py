@@ -10,29 +10,25 @@ import dataclasses
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from gemmakv._support.progress import Callback
 from gemmakv._support.sizes import in_bytes
 from gemmakv.errors import GemmaKVError
+from gemmakv.models._forms import check_no_adapter
 from gemmakv.models._split import parts_of
-from gemmakv.models.hub._errors import (
-    FileMissing,
-    Unreachable,
-    not_found,
-)
-from gemmakv.models.hub._folder import (
-    fetch_files,
-    fetch_folder,
-    folder_here,
-    is_folder,
-)
+from gemmakv.models.hub._errors import FileMissing, NoAnswer, not_found
 from gemmakv.models.hub._repository import (
     DEFAULT_REVISION,
     HubName,
     Listing,
     Repository,
+)
+from gemmakv.models.huggingface._safetensors import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    read_weight_map,
 )
 
 _PART = r"[A-Za-z0-9][\w.-]*"
@@ -42,9 +38,23 @@ _NAME = re.compile(
     r"(?::(?P<quantization>\w+)|/(?P<file>[^@\\]+))?"
 )
 
+_CONFIG = "config.json"
+# What is read beside the weights, if it is there.
+_SMALL_FILES = (
+    _CONFIG,
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
 
 def parse(name: str) -> HubName | None:
-    """What `name` means on the hub; None for what can only be a path.
+    """Reads a name of the hub; None for what can only be a path.
 
     Names are `org/repo`, `org/repo:Q4_K_M` and `org/repo/file.gguf`, each with
     `@revision` after `repo` for a branch, tag or commit.
@@ -69,13 +79,13 @@ def parse(name: str) -> HubName | None:
 
 
 def fetch(name: HubName, progress: Callback | None = None) -> str:
-    """Path of the model's file or folder on this machine, downloaded if need
-    be.
+    """Gives the path of the model's file or folder on this machine, downloaded
+    if need be.
 
-    A download that broke off continues. `progress` gets (bytes
-    that are here, bytes of the model). If the hub cannot be reached, a copy
-    that is here is used, with a warning; under HF_HUB_OFFLINE nothing is
-    asked and nothing said.
+    A download that broke off continues. `progress` gets (bytes that are here,
+    bytes of the model). If the hub gives no answer, a copy that is here is
+    used, with a warning; under HF_HUB_OFFLINE nothing is asked and nothing
+    said.
 
     Raises OSError, ValueError or GemmaKVError with one line that says what to
     do.
@@ -92,7 +102,7 @@ def fetch(name: HubName, progress: Callback | None = None) -> str:
         return path
     try:
         return _fetch_online(repository, progress)
-    except Unreachable as error:
+    except NoAnswer as error:
         path = _find_here(repository)
         if path is None:
             raise error.as_os_error() from None
@@ -106,36 +116,39 @@ def fetch(name: HubName, progress: Callback | None = None) -> str:
 
 def _fetch_online(repository: Repository, progress: Callback | None) -> str:
     name = repository.name
-    file = name.file
-    if file is None or len(parts_of(file)) > 1:
-        listing = repository.list_files()
-        file = _choose(name, listing) if file is None else file
-        if file is None:
-            return fetch_folder(repository, listing, progress)
-        parts = parts_of(file)
-        missing = [part for part in parts if part not in listing.files]
+    if name.file is not None and len(parts_of(name.file)) == 1:
+        try:
+            return str(repository.fetch_file(name.file, progress))
+        except FileMissing:
+            listing = repository.list_files()
+            raise _lacks(name, listing, [name.file]) from None
+    listing = repository.list_files()
+    first = name.file or _choose(name, listing)
+    if first is None:
+        wanted = files_of_folder(repository, listing)
+    else:
+        wanted = parts_of(first)
+        missing = [part for part in wanted if part not in listing.files]
         if missing:
-            raise not_found(
-                str(name),
-                f"the repository has no {', '.join(missing)}; it holds "
-                + _describe(listing.files),
-            )
-        if len(parts) > 1:
-            snapshot = fetch_files(repository, listing, parts, progress)
-            return str(snapshot / parts[0])
-    try:
-        return repository.fetch(file, name.revision, progress)
-    except FileMissing:
-        raise not_found(
-            str(name),
-            f"the repository has no {file}; it holds "
-            + _describe(repository.list_files().files),
-        ) from None
+            raise _lacks(name, listing, missing)
+    folder = repository.fetch(listing, wanted, progress)
+    repository.note(listing.commit)
+    return str(folder if first is None else folder / wanted[0])
+
+
+def _lacks(
+    name: HubName, listing: Listing, missing: list[str]
+) -> FileNotFoundError:
+    return not_found(
+        str(name),
+        f"the repository has no {', '.join(missing)}; it holds "
+        + _describe(listing.files),
+    )
 
 
 def _choose(name: HubName, listing: Listing) -> str | None:
-    """The only .gguf file of a repository; None for the model that it is
-    without one.
+    """Gives the only .gguf file of a repository; None if the repository itself
+    is a model's directory.
     """
     files = listing.files
     models = models_among(files, name.quantization)
@@ -172,9 +185,9 @@ def _choose(name: HubName, listing: Listing) -> str | None:
 def models_among(
     files: Iterable[str], quantization: str | None = None
 ) -> list[str]:
-    """The .gguf files with a language model, of split ones the first part:
-    not the image encoders. With `quantization`, those of whose names it is a
-    word.
+    """Gives the .gguf files with a language model, of split ones the first
+    part, and no image encoders. With `quantization`: those that have this word
+    in their names.
     """
     word = re.compile(
         rf"(?:^|[-._/]){re.escape(quantization or '')}[-./]", re.IGNORECASE
@@ -191,7 +204,7 @@ def models_among(
 
 
 def _describe(files: dict[str, int | None]) -> str:
-    """The models in a list for people."""
+    """Lists the models, for people."""
     texts = []
     for file in models_among(files):
         sizes = [files.get(part) for part in parts_of(file)]
@@ -202,10 +215,10 @@ def _describe(files: dict[str, int | None]) -> str:
 
 
 def _find_here(repository: Repository) -> str | None:
-    """The model among what was downloaded before."""
+    """Gives the path of the model among what was downloaded before."""
     name = repository.name
-    snapshot = repository.snapshot_here()
-    if snapshot is None or not snapshot.is_dir():
+    snapshot = repository.here()
+    if snapshot is None:
         return None
     if name.file is not None:
         return _file_here(snapshot, name.file)
@@ -221,15 +234,75 @@ def _find_here(repository: Repository) -> str | None:
 
 
 def _file_here(snapshot: Path, file: str) -> str | None:
-    """A file's path if it is here with all its parts."""
+    """Gives a file's path if it is here with all its parts."""
     parts = [snapshot / part for part in parts_of(file)]
     return str(parts[0]) if all(path.is_file() for path in parts) else None
 
 
 def files_of(snapshot: Path) -> list[str]:
-    """Names of the files that are here of a commit."""
+    """Lists the files that are here of a commit."""
     return [
         str(path.relative_to(snapshot))
         for path in snapshot.glob("**/*")
         if path.is_file()
     ]
+
+
+# Repositories that are a model's directory.
+
+
+def is_folder(files: Collection[str]) -> bool:
+    """Tells whether files of these names are a model's directory."""
+    return _CONFIG in files and (
+        INDEX_NAME in files or bool(_weights_without_index(files))
+    )
+
+
+def files_of_folder(repository: Repository, listing: Listing) -> list[str]:
+    """Gives the files of the listing that a model needs; of sharded weights
+    the index is downloaded for it.
+
+    Raises MismatchError before anything is downloaded if there is an adapter
+    beside the weights.
+    """
+    files = listing.files
+    check_no_adapter(str(repository.name), files)
+    wanted = [file for file in _SMALL_FILES if file in files]
+    if INDEX_NAME not in files:
+        return wanted + _weights_without_index(files)
+    folder = repository.fetch(listing, [INDEX_NAME])
+    weights = _weights_of_index(folder)
+    missing = [file for file in weights if file not in files]
+    if missing:
+        raise not_found(
+            str(repository.name),
+            f"the repository has no {missing[0]}, which its {INDEX_NAME} names",
+        )
+    return wanted + weights
+
+
+def folder_here(snapshot: Path) -> str | None:
+    """Gives the snapshot's folder if it is a model's, and whole."""
+    files = [path.name for path in snapshot.iterdir()]
+    if not is_folder(files):
+        return None
+    if INDEX_NAME in files and not all(
+        (snapshot / file).exists() for file in _weights_of_index(snapshot)
+    ):
+        return None
+    return str(snapshot)
+
+
+def _weights_of_index(folder: Path) -> list[str]:
+    return sorted(set(read_weight_map(folder / INDEX_NAME).values()))
+
+
+def _weights_without_index(files: Collection[str]) -> list[str]:
+    """Gives the one file of the weights; none if there are several."""
+    if SINGLE_NAME in files:
+        return [SINGLE_NAME]
+    found = [
+        file for file in files
+        if file.endswith(".safetensors") and "/" not in file
+    ]
+    return found if len(found) == 1 else []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import importlib
+import json
 import os
 import re
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,14 @@ from gemmakv._support.extras import install_command
 from gemmakv._support.files import write_atomically
 from gemmakv._support.progress import Callback
 from gemmakv.errors import GemmaKVError
-from gemmakv.models.hub._errors import clear_errors
-from gemmakv.models.hub._transfer import download
+from gemmakv.models.hub._errors import (
+    FileMissing,
+    NoAnswer,
+    clear_errors,
+    describe_answer,
+    not_found,
+)
+from gemmakv.models.hub._transfer import check_space, download
 
 DEFAULT_REVISION = "main"
 
@@ -52,6 +60,10 @@ class Listing:
 class Repository:
     """huggingface_hub, imported when first needed, for one name.
 
+    It says where files are, signs in, and keeps what it calls a snapshot: a
+    folder of links to the files of a commit. The files themselves come by
+    `download`, which continues what broke off in another process.
+
     What the network or the disk refuses are the errors of `clear_errors`.
     """
 
@@ -74,83 +86,128 @@ class Repository:
         ).rstrip("/")
         self.offline = bool(constants.HF_HUB_OFFLINE)
         self._timeout_s = float(constants.HF_HUB_ETAG_TIMEOUT)
-        # Where the files of the repository are kept.
-        self.folder = Path(constants.HF_HUB_CACHE) / "--".join(
+        self._folder = Path(constants.HF_HUB_CACHE) / "--".join(
             ["models", *name.repo.split("/")]
         )
 
     def list_files(self) -> Listing:
-        """What there is at the revision of the name."""
+        """Asks what there is at the revision of the name."""
         with self._clear_errors():
-            info = self._api.HfApi(endpoint=self._endpoint).model_info(
-                self.name.repo,
-                revision=self.name.revision,
-                files_metadata=True,
-                timeout=self._timeout_s,
-            )
-        commit = getattr(info, "sha", None) or ""
-        if not _COMMIT.fullmatch(commit):
+            try:
+                info = self._api.HfApi(endpoint=self._endpoint).model_info(
+                    self.name.repo,
+                    revision=self.name.revision,
+                    files_metadata=True,
+                    timeout=self._timeout_s,
+                )
+            except json.JSONDecodeError as error:
+                came = describe_answer(error.doc.encode("utf-8", "replace"))
+                raise self._no_hub(came or "no JSON") from None
+            except KeyError as error:
+                raise self._no_hub(f"JSON without {error}") from None
+        if not _COMMIT.fullmatch(info.sha or ""):
             raise self._no_hub("no commit")
-        return Listing(
-            commit,
-            {
-                str(entry.rfilename): getattr(entry, "size", None)
-                for entry in info.siblings or []
-            },
-        )
+        files = {one.rfilename: one.size for one in info.siblings or []}
+        return Listing(info.sha, files)
 
     def fetch(
+        self,
+        listing: Listing,
+        files: Collection[str],
+        progress: Callback | None = None,
+    ) -> Path:
+        """Downloads those files of the listing that are not here, and gives
+        the folder of the commit. `progress` gets (bytes that are here, bytes
+        of all).
+        """
+        sizes = {file: listing.files[file] or 0 for file in files}
+        folder = self._snapshot(listing.commit)
+        missing = [file for file in files if not (folder / file).exists()]
+        total = sum(sizes.values())
+        done = total - sum(sizes[file] for file in missing)
+        self._check_room(total - done)
+        for file in missing:
+            part = progress if len(sizes) == 1 else _part(progress, done, total)
+            try:
+                self._fetch_one(file, listing.commit, part)
+            except FileMissing:
+                raise not_found(
+                    str(self.name),
+                    f"the repository lists {file} and does not have it",
+                ) from None
+            done += sizes[file]
+        return folder
+
+    def fetch_file(self, file: str, progress: Callback | None) -> Path:
+        """Gives the path of a file at the revision of the name, downloaded if
+        need be, without a list of the others. Raises FileMissing.
+        """
+        commit = self._fetch_one(file, self.name.revision, progress)
+        self.note(commit)
+        return self._snapshot(commit) / file
+
+    def note(self, commit: str) -> None:
+        """Notes what the revision of the name is, for `here`. That comes last,
+        so that what is found later is whole.
+        """
+        if not _COMMIT.fullmatch(self.name.revision):
+            ref = self._folder / "refs" / self.name.revision
+            ref.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(ref, commit.encode())
+
+    def here(self) -> Path | None:
+        """Gives the folder of the files that are here, at what the revision of
+        the name was when it was last downloaded.
+        """
+        with suppress(NoAnswer), self._clear_errors():
+            return Path(
+                self._api.snapshot_download(
+                    self.name.repo,
+                    revision=self.name.revision,
+                    local_files_only=True,
+                    allow_patterns=[],  # it need not be whole
+                )
+            )
+        return None
+
+    def _fetch_one(
         self, file: str, revision: str, progress: Callback | None
     ) -> str:
-        """Path of a file, downloaded if need be. `progress` gets (bytes that
-        are here, bytes of the file). Raises FileMissing.
-        """
-        found = self._metadata(file, revision)
+        """Downloads a file if it is not here; gives the commit."""
+        name = self.name
         with self._clear_errors():
-            here = self._api.try_to_load_from_cache(
-                self.name.repo, file, revision=found.commit_hash
+            found = self._api.get_hf_file_metadata(
+                self._url(file, revision), timeout=self._timeout_s
             )
-        blob = self.folder / "blobs" / found.etag
-        if not isinstance(here, str) and not blob.exists():
-            # At the commit: the branch may move meanwhile.
-            url = self._url(file, found.commit_hash)
-            download(str(self.name), url, blob, found.size, progress)
-        # The content is there: this names it as every other program expects.
-        # At the commit, too: at the branch it would ask what that is now.
-        with self._clear_errors():
-            path = self._api.hf_hub_download(
-                self.name.repo,
-                file,
-                revision=found.commit_hash,
-                endpoint=self._endpoint,
+        commit = str(found.commit_hash)
+        if not _COMMIT.fullmatch(commit) or not _ETAG.fullmatch(
+            found.etag or ""
+        ):
+            raise self._no_hub("no proper ETag or X-Repo-Commit")
+        if (self._snapshot(commit) / file).exists():
+            return commit
+        # From here on at the commit: the branch may move meanwhile.
+        blob = self._folder / "blobs" / found.etag
+        if not blob.exists():
+            url = self._url(file, commit)
+            download(str(name), url, blob, found.size, progress)
+        with self._clear_errors():  # names it as every other program expects
+            self._api.hf_hub_download(
+                name.repo, file, revision=commit, endpoint=self._endpoint
             )
-        if revision == self.name.revision:
-            self.note_commit(found.commit_hash)
-        return str(path)
+        return commit
 
-    def snapshot(self, commit: str) -> Path:
-        """The folder of what is here of a commit."""
-        return self.folder / "snapshots" / commit
+    def _snapshot(self, commit: str) -> Path:
+        return self._folder / "snapshots" / commit
 
-    def snapshot_here(self) -> Path | None:
-        """That of the name's revision, as known since the last download."""
-        commit = self.name.revision
-        if not _COMMIT.fullmatch(commit):
-            try:
-                commit = self._ref.read_text().strip()
-            except (OSError, ValueError):
-                return None
-        return self.snapshot(commit)
-
-    def note_commit(self, commit: str) -> None:
-        """Notes what the name's revision is, for `snapshot_here`."""
-        if not _COMMIT.fullmatch(self.name.revision):
-            self._ref.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._ref, commit.encode())
-
-    @property
-    def _ref(self) -> Path:
-        return self.folder / "refs" / self.name.revision
+    def _check_room(self, size: int) -> None:
+        """Raises OSError before anything is fetched that cannot all be kept."""
+        folder = self._folder / "blobs"
+        folder.mkdir(parents=True, exist_ok=True)
+        begun = sum(
+            path.stat().st_size for path in folder.glob("*.gemmakv.incomplete")
+        )
+        check_space(str(self.name), folder, begun, size)
 
     def _clear_errors(self) -> Any:
         return clear_errors(str(self.name), self._endpoint)
@@ -165,26 +222,16 @@ class Repository:
             )
         )
 
-    def _metadata(self, file: str, revision: str) -> Any:
-        """Commit, ETag and size of a file."""
-        url = self._url(file, revision)
-        with self._clear_errors():
-            found = self._api.get_hf_file_metadata(
-                url, timeout=self._timeout_s
-            )
-        if (
-            not found.commit_hash
-            or not _COMMIT.fullmatch(found.commit_hash)
-            or not found.etag
-            or not _ETAG.fullmatch(found.etag)
-        ):
-            raise self._no_hub("no proper ETag or X-Repo-Commit")
-        return found
+    def _no_hub(self, came: str) -> NoAnswer:
+        reason = f"{self._endpoint} does not answer as a hub does ({came})"
+        return NoAnswer(str(self.name), reason, wrong=True)
 
-    def _no_hub(self, reason: str) -> OSError:
-        return OSError(
-            errno.EPROTO,
-            f"{self._endpoint} does not answer as a hub does ({reason}); "
-            "check HF_ENDPOINT",
-            str(self.name),
-        )
+
+def _part(
+    progress: Callback | None, before: int, total: int
+) -> Callback | None:
+    """Turns a file's progress into that of all files."""
+    if progress is None:
+        return None
+    report = progress
+    return lambda done, _: report(min(before + done, total), total)

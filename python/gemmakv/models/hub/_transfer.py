@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import os
 import re
 import shutil
 import time
+import urllib.parse
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
@@ -15,8 +17,17 @@ from typing import Any
 
 from gemmakv._support.locks import lock
 from gemmakv._support.progress import Callback
-from gemmakv.errors import CorruptFile
-from gemmakv.models.hub._errors import broken_off, disk_full, write_failed
+from gemmakv._support.sizes import in_bytes
+from gemmakv.errors import CorruptFile, one_line
+from gemmakv.models.hub._errors import (
+    describe_answer,
+    disk_full,
+    may_pass,
+    network_errors,
+    status_of,
+    summary,
+    wrong_answer,
+)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT_SHA1 = re.compile(r"[0-9a-f]{40}")
@@ -69,7 +80,8 @@ def check_space(
         return
     free = shutil.disk_usage(folder).free
     if free < size - start:
-        raise disk_full(name, f"no room in {folder}", start, size)
+        more = in_bytes(size - start)
+        raise disk_full(name, f"no room in {folder}: {more} more needed")
 
 
 def _transfer(
@@ -86,7 +98,9 @@ def _transfer(
     while size is None or done < size:
         try:
             for offset, chunk in _stream(url, done):
-                done = _write(name, file, offset, chunk, size)
+                if offset == 0:
+                    _check_answer(name, url, chunk, size)
+                done = _write(name, file, offset, chunk)
                 if done > furthest:
                     furthest = done
                     failures = 0
@@ -96,15 +110,40 @@ def _transfer(
                 break
             raise _Broken(EOFError("the reply ended early"))
         except _Broken as broken:
-            if failures == len(_PAUSES_S) or not broken.may_pass():
-                raise broken_off(name, broken.error, done, size) from None
+            [error] = broken.args
+            status = status_of(error)
+            if not may_pass(status):
+                reason = f"{_host(url)} answers HTTP {status} for the file"
+                raise wrong_answer(name, reason) from None
+            if failures == len(_PAUSES_S):
+                of = "" if size is None else f" of {in_bytes(size)}"
+                raise ConnectionAbortedError(
+                    errno.ECONNABORTED,
+                    f"the download broke off after {in_bytes(done)}{of} "
+                    f"({summary(error)}); the same command again continues "
+                    "from there",
+                    name,
+                ) from None
             time.sleep(_PAUSES_S[failures])
             failures += 1
 
 
-def _write(
-    name: str, file: FileIO, offset: int, data: bytes, size: int | None
-) -> int:
+def _check_answer(name: str, url: str, start: bytes, size: int | None) -> None:
+    """Raises OSError if a reply that begins so is not the file of `size`
+    bytes, but something that servers say in its place.
+    """
+    if size is None or len(start) == size:
+        return  # some models' files are JSON, too
+    came = describe_answer(start)
+    if came is not None:
+        raise wrong_answer(name, f"{_host(url)} sends {came} for the file")
+
+
+def _host(url: str) -> str:
+    return "://".join(urllib.parse.urlsplit(url)[:2])
+
+
+def _write(name: str, file: FileIO, offset: int, data: bytes) -> int:
     """Writes at the end of `file`, cut to `offset`; gives its new length."""
     try:
         if file.tell() != offset:
@@ -114,30 +153,25 @@ def _write(
         while rest:
             rest = rest[file.write(rest) :]
     except OSError as error:
-        raise write_failed(name, error, file.tell(), size) from None
+        raise disk_full(
+            name,
+            f"the download cannot be written after {in_bytes(file.tell())}: "
+            + one_line(error),
+            error.errno or errno.EIO,
+        ) from None
     return offset + len(data)
 
 
 class _Broken(Exception):
-    """A reply that ended early, or none."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-    def may_pass(self) -> bool:
-        """Whether another try may succeed where this one failed."""
-        reply = getattr(self.error, "response", None)
-        status = getattr(reply, "status_code", None)
-        return status is None or status in (408, 429) or status >= 500
+    """A reply that ended early, or none; its argument is the error."""
 
 
 def _stream(url: str, start: int) -> Iterator[tuple[int, bytes]]:
-    """Bytes of `url` with their offsets, from `start` on.
-
-    From 0 on if the server cannot start elsewhere. Raises _Broken.
+    """Reads the bytes of `url` from `start` on, with their offsets; from 0 on
+    if the server cannot start elsewhere. Raises _Broken.
     """
     utils: Any = importlib.import_module("huggingface_hub.utils")
+    errors: Any = importlib.import_module("huggingface_hub.errors")
     constants = importlib.import_module("huggingface_hub.constants")
     headers = utils.build_hf_headers() | {"Accept-Encoding": "identity"}
     if start > 0:
@@ -159,7 +193,7 @@ def _stream(url: str, start: int) -> Iterator[tuple[int, bytes]]:
             for chunk in read(_CHUNK_BYTES):
                 yield offset, chunk
                 offset += len(chunk)
-    except Exception as error:
+    except network_errors(errors) as error:
         raise _Broken(error) from None
 
 
