@@ -147,7 +147,7 @@ def _parameters_of(
     if not inspect.isroutine(inner) and not isinstance(inner, type):
         inner = type(inner).__call__
     elif isinstance(inner, type):
-        inner = inner.__init__
+        inner = vars(inner).get("__init__", inner)
     hints: dict[str, Any] = {}
     for name, annotation in getattr(inner, "__annotations__", {}).items():
         one = types.SimpleNamespace(__annotations__={name: annotation})
@@ -325,6 +325,7 @@ def _read_doc(text: str) -> tuple[str, dict[str, str]]:
     description = "\n\n".join(" ".join(one.split()) for one in paragraphs)
     notes: dict[str, list[str]] = {}
     inside = False  # a section of arguments
+    numpy = False  # which has types where Google's has text
     last: list[str] = []  # what the line continues
     margin = -1  # of the section's entries
     for i, line in enumerate(lines[end:], end):
@@ -337,6 +338,7 @@ def _read_doc(text: str) -> tuple[str, dict[str, str]]:
                 last = notes.setdefault(field["name"], [field["text"]])
         elif _begins_section(lines, i):
             inside = bool(re.match(_ARGUMENTS, words, re.IGNORECASE))
+            numpy = not words.endswith(":")
             margin, last = -1, []
         elif not words or set(words) == {"-"}:
             continue
@@ -345,9 +347,7 @@ def _read_doc(text: str) -> tuple[str, dict[str, str]]:
             entry = _ENTRY.match(words)
             last = []
             if entry:
-                under = set(lines[_start(lines, i) + 1].strip()) == {"-"}
-                # NumPy's has the type there.
-                text = "" if under else entry["text"]
+                text = "" if numpy else entry["text"]
                 last = notes.setdefault(entry["name"], [text])
             elif words.isidentifier():
                 last = notes.setdefault(words, [])
@@ -362,10 +362,7 @@ def _begins_section(lines: list[str], i: int) -> bool:
     if _FIELD.match(words):
         return True
     found = _SECTION.fullmatch(words)
+    if found is None:
+        return False
     under = lines[i + 1].strip() if i + 1 < len(lines) else ""
-    return bool(found) and (bool(found["colon"]) or set(under) == {"-"})
-
-
-def _start(lines: list[str], i: int) -> int:
-    """Gives the line that begins the section of a line."""
-    return next(j for j in range(i, -1, -1) if _begins_section(lines, j))
+    return bool(found["colon"]) or set(under) == {"-"}

@@ -25,7 +25,7 @@ from gemmakv.chat._native_calls import (
     read_call,
 )
 from gemmakv.chat._tools import CallPart, CallReader
-from gemmakv.generation._result import Generation
+from gemmakv.generation._result import Generation, ToolCall
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 _NAME = "thought\n"  # the first line of the channel
@@ -86,11 +86,15 @@ class ReplyReader:
         self._spaces = self._thought_spaces = ""  # text may follow it
 
     def state(self) -> dict[str, Any]:
-        """For `restore`. Not of calls in JSON."""
-        return dict(self.__dict__)
+        """Gives what `restore` takes to be as now."""
+        json = None if self._json is None else dict(self._json.__dict__)
+        return {**self.__dict__, "json": json}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        json = self.__dict__.pop("json")
+        if self._json is not None:
+            self._json.__dict__.update(json)
 
     def push(self, token: int, text: str) -> list[Part]:
         """What is certain with a token and the text that came with it;
@@ -255,6 +259,13 @@ def said(parts: Iterable[Part]) -> tuple[str, str]:
     return "".join(texts), "".join(thoughts)
 
 
+def calls_in(parts: Iterable[Part]) -> tuple[ToolCall, ...]:
+    """Gives the whole calls among parts."""
+    return tuple(
+        part.end for part in parts if isinstance(part, CallPart) and part.end
+    )
+
+
 def with_parts(generation: Generation, parts: Sequence[Part]) -> Generation:
     """The generation with its parts apart."""
     text, reasoning = said(parts)
@@ -262,5 +273,5 @@ def with_parts(generation: Generation, parts: Sequence[Part]) -> Generation:
         generation,
         text=text.strip(),
         reasoning=reasoning,
-        tool_calls=[p.end for p in parts if isinstance(p, CallPart) and p.end],
+        tool_calls=list(calls_in(parts)),
     )

@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gemmakv import _core
 from gemmakv.chat._conversation import Turn
-from gemmakv.chat._reply import said
-from gemmakv.generation._result import Generation, Piece
+from gemmakv.chat._reply import Part, calls_in, said
+from gemmakv.generation._result import Generation, Piece, ToolCall
 from gemmakv.generation._stream import _POLL_S, LetGo, PieceStream, Stream
 
 
@@ -23,7 +23,8 @@ class ChatStream(PieceStream):
     The texts of all pieces joined are the reply as it stands in the session's
     messages: white space around it is left out, so white space waits for the
     text that follows it. The same holds for `reasoning`, what the model thinks
-    before. The session is busy until the stream has ended, is
+    before. Calls of tools are no text: `result` has them. The session is busy
+    until the stream has ended, is
     cancelled or dropped. To be read by one thread or task at a time.
 
     An exception of the generation or of its `progress` ends the reply: what
@@ -41,6 +42,7 @@ class ChatStream(PieceStream):
         self._release = release
         self._reader = turn.talk.reader()
         self._text = self._reasoning = ""  # of all pieces of `inner`
+        self._calls: tuple[ToolCall, ...] = ()
         self._ready: deque[Piece] = deque()  # read, but not given out
         self._ended = False  # the session has the reply, or is as before
         self._generation: Generation | None = None
@@ -122,7 +124,7 @@ class ChatStream(PieceStream):
     def _save(self) -> Any:
         return (
             self._inner._save(),
-            (self._text, self._reasoning),
+            (self._text, self._reasoning, self._calls),
             self._given,
             tuple(self._ready),
             self._reader.state(),
@@ -131,7 +133,7 @@ class ChatStream(PieceStream):
     def _restore(self, before: Any) -> None:
         if not self._ended:
             inner, texts, self._given, ready, reader = before
-            self._text, self._reasoning = texts
+            self._text, self._reasoning, self._calls = texts
             self._ready = deque(ready)
             self._reader.restore(reader)
             self._inner._restore(inner)
@@ -174,12 +176,32 @@ class ChatStream(PieceStream):
 
     def _take(self, piece: Piece) -> Piece | None:
         """Notes a piece of `inner`; what is to be shown of it."""
-        text, reasoning = said(self._reader.push(piece.token_id, piece.text))
-        self._text += text
-        self._reasoning += reasoning
+        text, reasoning = self._note(
+            self._reader.push(piece.token_id, piece.text)
+        )
         if piece.token_id < 0 and not text and not reasoning:
             return None
         return dataclasses.replace(piece, text=text, reasoning=reasoning)
+
+    def _note(self, parts: Sequence[Part]) -> tuple[str, str]:
+        """Notes parts of the reply; gives the text and the thoughts of them."""
+        text, reasoning = said(parts)
+        self._text += text
+        self._reasoning += reasoning
+        self._calls += calls_in(parts)
+        return text, reasoning
+
+    def _take_rest(self) -> None:
+        """Has the text given out that might have been the beginning of a call.
+        Requires: `inner` has been read to its end.
+        """
+        text, _ = self._note(self._reader.end())
+        if not text:
+            return
+        if not self._ready:
+            self._ready.append(Piece("", -1))
+        last = self._ready[-1]
+        self._ready[-1] = dataclasses.replace(last, text=last.text + text)
 
     def _settle(self) -> None:
         """Ends the turn. Requires: the lock, and that `inner` has ended or is
@@ -190,6 +212,7 @@ class ChatStream(PieceStream):
         self._inner._callback = None
         try:
             self._drain()
+            self._take_rest()
             self._generation = self._turn.finish(self._inner.result())
             self._cut(len(self._generation.text))
         except BaseException as error:
@@ -206,7 +229,10 @@ class ChatStream(PieceStream):
             self._drain(Exception)  # the failure itself, again
             kept = self._inner._count > 0
             if kept:
-                kept_text = self._turn.keep(self._text, self._reasoning)
+                self._take_rest()
+                kept_text = self._turn.keep(
+                    self._text, self._reasoning, self._calls
+                )
                 self._cut(len(kept_text))
         except BaseException:
             kept = False  # the error that counts is the first

@@ -19,7 +19,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 from gemmakv._support.json import loads_finite, plain_json
 from gemmakv.chat._functions import Function, tool_schema
@@ -163,14 +163,11 @@ def functions_of(tools: Tools | None) -> dict[str, Function]:
     """Gives the Python functions among tools, by the names that the model
     calls them by.
     """
-    return {
-        tool_schema(tool)["function"]["name"]: tool
-        for tool in tools or ()
-        if _is_function(tool)
-    }
+    functions = filter(_is_function, tools or ())
+    return {tool_schema(one)["function"]["name"]: one for one in functions}
 
 
-def _is_function(tool: Any) -> bool:
+def _is_function(tool: Any) -> TypeGuard[Function]:
     return callable(tool) and fields_of(tool) is None
 
 

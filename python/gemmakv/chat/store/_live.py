@@ -26,10 +26,10 @@ def from_file(gemma: Gemma, path: PathOrFile) -> tuple[Session, str]:
     try:
         data = read(path)  # once: it may be a pipe
         try:
-            return Session.from_bytes(gemma, data), ""
+            return Session.from_bytes(data, gemma), ""
         except (CorruptFile, MismatchError) as error:
             line = _again(str(error))
-        return Session.from_bytes(gemma, data, rebuild=True), line
+        return Session.from_bytes(data, gemma, rebuild=True), line
     except CorruptFile as error:
         raise CorruptFile(f"{path}: {error}") from None
 
@@ -52,7 +52,7 @@ def from_store(
     elif file is not None:
         try:
             with file:
-                session = Session.load(gemma, file)
+                session = Session.load(file, gemma)
         except (GemmaKVError, ValueError) as error:
             line = _again(str(error))
         except OSError as error:
