@@ -56,7 +56,6 @@ from gemmakv.generation._profile import StepProfile, profile_of
 from gemmakv.generation._prompts import (
     Prompt,
     TokenArray,
-    adds_bos,
     prompt_ids,
     token_ids,
 )
@@ -673,15 +672,14 @@ class Model:
         found = choice_ids(
             choices, self._config, self._tokenizer, parse_special
         )
-        ids = prompt_ids(
+        ids, bos = prompt_ids(
             "prompt", prompt, self._config, self._tokenizer, parse_special
         )
         branch = (
             create_kv_cache(self._config) if cache is None else cache.fork()
         )
-        said = {"parse_special": parse_special}
-        if len(branch) and self._optional_bos([prompt], [said])[0]:
-            ids = ids[1:]
+        if len(branch):
+            ids = ids[bos:]
         if not len(ids):
             raise ValueError("prompt: expected a token or more, found none")
         return probabilities(
@@ -812,8 +810,12 @@ class Model:
         prompts: list[Prompt],
         options: Any,
         batch: bool,
-    ) -> tuple[list[dict[str, Any]], list[TokenArray], Callback | None]:
-        """Checked options and token ids of each row."""
+    ) -> tuple[
+        list[dict[str, Any]], list[TokenArray], list[bool], Callback | None
+    ]:
+        """Checks options and encodes prompts: of each row both, and whether
+        the prompt begins with a BOS for an empty conversation alone.
+        """
         if len(caches) != len(prompts):
             raise ValueError(
                 f"prompts: expected one per cache ({len(caches)}), found "
@@ -826,21 +828,22 @@ class Model:
         for row in rows:
             row.setdefault("speculate", "draft" if drafts else self._speculate)
             speculation(row["speculate"], drafts or self._has_draft)
-        tokens = []
+        tokens, bos = [], []
         for i, (cache, prompt) in enumerate(zip(caches, prompts)):
             check_cache(f"caches[{i}]" if batch else "cache", cache)
             if self._tokenizer is None and rows[i].get("stop"):
                 raise ValueError("stop: this model has no tokenizer")
-            tokens.append(
-                prompt_ids(
-                    f"prompts[{i}]" if batch else "prompt",
-                    prompt,
-                    self._config,
-                    self._tokenizer,
-                    rows[i].get("parse_special", False),
-                )
+            ids, added = prompt_ids(
+                f"prompts[{i}]" if batch else "prompt",
+                prompt,
+                self._config,
+                self._tokenizer,
+                rows[i].get("parse_special", False),
             )
-        return rows, tokens, as_callback(options.get("progress"), "generating")
+            tokens.append(ids)
+            bos.append(added)
+        callback = as_callback(options.get("progress"), "generating")
+        return rows, tokens, bos, callback
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         """Raises what a call with these would raise before it runs, but for
@@ -853,20 +856,6 @@ class Model:
             _with_draft(self._engine, draft)
         has_draft = draft is not None or self._has_draft
         speculation(options.get("speculate"), has_draft)
-
-    def _optional_bos(
-        self, prompts: Sequence[Prompt], rows: Sequence[Mapping[str, Any]]
-    ) -> list[bool]:
-        """Which begin with a BOS that is for empty conversations alone."""
-        return [
-            adds_bos(
-                prompt,
-                self._config,
-                self._tokenizer,
-                row.get("parse_special", False),
-            )
-            for prompt, row in zip(prompts, rows)
-        ]
 
     def _compile(
         self, options: Any, seconds: float | None = None
@@ -900,8 +889,9 @@ class Model:
         end_ids: Sequence[int] = (),
         boundaries: Sequence[Sequence[int]] = (),
     ) -> Work[list[Generation]]:
-        rows, tokens, callback = self._prepare(caches, prompts, options, batch)
-        bos = self._optional_bos(prompts, rows)
+        rows, tokens, bos, callback = self._prepare(
+            caches, prompts, options, batch
+        )
         total = sum(
             len(ids) + row.get("max_tokens", DEFAULT_MAX_TOKENS)
             for ids, row in zip(tokens, rows)
@@ -953,7 +943,7 @@ class Model:
         boundaries: Sequence[int] = (),
     ) -> Work[Stream]:
         """`stream` with what `_reply` takes besides."""
-        [row], [tokens], callback = self._prepare(
+        [row], [tokens], bos, callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
         own = None
@@ -965,7 +955,7 @@ class Model:
             [tokens],
             [self._core_options(row, end_ids)],
             streamed=True,
-            optional_bos=self._optional_bos([prompt], [row]),
+            optional_bos=bos,
             boundaries=[boundaries],
             constraints=[self._constraint(row)],
             draft=_draft_engine(options.get("draft")),
@@ -977,13 +967,12 @@ class Model:
         self, cache: KVCache, prompt: Prompt, n: int, options: Any
     ) -> Work[list[Generation]]:
         count = integer("n", n, 1, MAX_INT)
-        [row], [tokens], callback = self._prepare(
+        [row], [tokens], bos, callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
         # Computes the prompt and, as it has all the options, checks them.
         begin = time.monotonic()
         prompt_only = self._core_options(row | {"max_tokens": 0})
-        bos = self._optional_bos([prompt], [row])
         said = yield Job(
             [cache._core], [tokens], [prompt_only], optional_bos=bos,
             draft=_draft_engine(options.get("draft")),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gemmakv._support.text import check_unicode
 from gemmakv.errors import brief
 from gemmakv.models._config import ModelConfig
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer, with_bos
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 TokenArray = npt.NDArray[np.int32]
@@ -24,51 +24,48 @@ def prompt_ids(
     config: ModelConfig,
     tokenizer: Tokenizer | None,
     parse_special: bool,
-    bos: bool = True,
-) -> TokenArray:
-    """int32 [n]; a str gets BOS in front if `adds_bos` says so and `bos` is
-    true.
+) -> tuple[TokenArray, bool]:
+    """Encodes a prompt: int32 [n], and whether the first one is a BOS that is
+    for an empty conversation alone.
 
-    Raises ValueError that begins with `name` for what is no prompt.
+    A text gets such a BOS; token ids are taken as they are. Raises ValueError
+    that begins with `name` for what is no prompt.
     """
     if not isinstance(prompt, str):
-        return token_ids(name, prompt, config.vocab_size)
-    check_unicode(name, prompt)
-    if prompt and tokenizer is None:
+        return token_ids(name, prompt, config.vocab_size), False
+    ids = text_ids(name, prompt, config, tokenizer, parse_special)
+    whole = with_bos(ids, config.bos_id)
+    return np.array(whole, np.int32), len(whole) > len(ids)
+
+
+def text_ids(
+    name: str,
+    text: str,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    parse_special: bool,
+) -> list[int]:
+    """Encodes a text, without BOS. Raises ValueError that begins with `name`
+    for one that the model cannot read.
+    """
+    check_unicode(name, text)
+    if tokenizer is None:
+        if not text:
+            return []
         raise ValueError(
             f"{name}: this model has no tokenizer (a folder needs a "
             "tokenizer.model or tokenizer.json); expected token ids, "
             "found a str"
         )
-    ids = tokenizer.encode(prompt, parse_special) if tokenizer else []
-    if tokenizer and ids and max(ids) >= config.vocab_size:
+    ids = tokenizer.encode(text, parse_special)
+    if ids and max(ids) >= config.vocab_size:
         # Possible for control tokens only: `loading.check_vocab_size`.
         raise ValueError(
             f"{name}: {brief(tokenizer.piece_of(max(ids)))} is token "
             f"{max(ids)}, which the model has no row for; expected token ids "
             f"in [0, {config.vocab_size})"
         )
-    if bos and adds_bos(prompt, config, tokenizer, parse_special):
-        ids.insert(0, config.bos_id)
-    return np.array(ids, np.int32)
-
-
-def adds_bos(
-    prompt: Prompt,
-    config: ModelConfig,
-    tokenizer: Tokenizer | None,
-    parse_special: bool,
-) -> bool:
-    """Whether a prompt gets a BOS in front, for an empty conversation alone:
-    a text does that does not begin with one itself.
-    """
-    if not isinstance(prompt, str) or config.bos_id < 0:
-        return False
-    if not parse_special or tokenizer is None:
-        return True
-    name = tokenizer.piece_of(config.bos_id)
-    spelled = prompt.startswith(name)
-    return not spelled or tokenizer.encode(name, True) != [config.bos_id]
+    return ids
 
 
 def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
