@@ -22,9 +22,9 @@ from gemmakv.chat._templates import (
 from gemmakv.chat._tools import tool_use
 from gemmakv.chat._transcript import Encoder, common_exact
 from gemmakv.errors import unexpected
-from gemmakv.generation._model import Model, check_cache
+from gemmakv.generation._model import Model
 from gemmakv.generation._options import Options
-from gemmakv.generation._prompts import TokenArray
+from gemmakv.generation._prompts import TokenArray, check_cache
 from gemmakv.generation._result import Generation
 from gemmakv.tokenizers._tokenizer import Tokenizer
 

@@ -27,7 +27,8 @@ from gemmakv._support.progress import (
     as_callback,
     token_report,
 )
-from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.cache._kv_cache import KvDtype, KVCache, create_kv_cache
+from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import (
     PrefixCache,
     core_prefix_cache,
@@ -56,8 +57,9 @@ from gemmakv.generation._profile import StepProfile, profile_of
 from gemmakv.generation._prompts import (
     Prompt,
     TokenArray,
+    check_cache,
+    placed,
     prompt_ids,
-    token_ids,
 )
 from gemmakv.generation._result import Generation, Prefill, generation_of
 from gemmakv.generation._scores import choice_ids, probabilities
@@ -467,10 +469,32 @@ class Model:
             )
         return profile_of(self._engine)
 
+    def new_cache(
+        self,
+        capacity_tokens: int | None = None,
+        kv_dtype: KvDtype = "bf16",
+        *,
+        block_tokens: int = 64,
+        checkpoint_bytes: int | None = None,
+        pool: BlockPool | None = None,
+    ) -> KVCache:
+        """Makes an empty conversation for this model.
+
+        Arguments and errors are those of `gemmakv.create_kv_cache`.
+        """
+        return create_kv_cache(
+            self._config,
+            capacity_tokens,
+            kv_dtype,
+            block_tokens=block_tokens,
+            checkpoint_bytes=checkpoint_bytes,
+            pool=pool,
+        )
+
     @overload
     def generate(
         self,
-        cache: KVCache,
+        cache: KVCache | None,
         prompt: Prompt,
         *,
         n: None = None,
@@ -480,23 +504,38 @@ class Model:
     @overload
     def generate(
         self,
-        cache: KVCache,
+        cache: KVCache | None,
         prompt: Prompt,
         *,
         n: int,
         **options: Unpack[Options],
     ) -> list[Generation]: ...
 
+    @overload
+    def generate(
+        self, prompt: Prompt, *, n: None = None, **options: Unpack[Options]
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+    ) -> list[Generation]: ...
+
     def generate(
         self,
-        cache: KVCache,
-        prompt: Prompt,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
         *,
         n: int | None = None,
         **options: Unpack[Options],
     ) -> Generation | list[Generation]:
-        """Appends `prompt` to the conversation and samples a completion.
+        """Appends a prompt to a conversation, or begins a new one, and samples
+        a completion.
 
+            gemma.generate("Once upon a time").text
+            gemma.generate(cache, "and then").text
+
+        A prompt alone begins a conversation that is dropped with the result.
         A str gets BOS in front if the conversation is empty; token ids are
         taken as they are. An empty str continues what is there.
 
@@ -510,6 +549,7 @@ class Model:
         A prompt that does not fit raises CacheFullError before any work; any
         call that raises (Ctrl-C included) leaves the cache as it was.
         """
+        cache, prompt = self._place(cache, prompt)
         if n is not None:
             return self._done(self._samples(cache, prompt, n, options))
         return self._done(self._reply(cache, prompt, options))
@@ -517,7 +557,7 @@ class Model:
     @overload
     async def agenerate(
         self,
-        cache: KVCache,
+        cache: KVCache | None,
         prompt: Prompt,
         *,
         n: None = None,
@@ -527,17 +567,27 @@ class Model:
     @overload
     async def agenerate(
         self,
-        cache: KVCache,
+        cache: KVCache | None,
         prompt: Prompt,
         *,
         n: int,
         **options: Unpack[Options],
     ) -> list[Generation]: ...
 
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, *, n: None = None, **options: Unpack[Options]
+    ) -> Generation: ...
+
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+    ) -> list[Generation]: ...
+
     async def agenerate(
         self,
-        cache: KVCache,
-        prompt: Prompt,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
         *,
         n: int | None = None,
         **options: Unpack[Options],
@@ -548,35 +598,39 @@ class Model:
         A task that is cancelled leaves the cache as it was; it ends with the
         step of the model that runs.
         """
+        cache, prompt = self._place(cache, prompt)
         if n is not None:
             return await self._adone(self._samples(cache, prompt, n, options))
         return await self._adone(self._reply(cache, prompt, options))
 
     def prefill(
         self,
-        cache: KVCache,
-        prompt: Prompt,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
         *,
         parse_special: bool = False,
         progress: Progress = None,
     ) -> Prefill:
-        """Appends `prompt` to the conversation and computes it, and what else
+        """Appends a prompt to a conversation and computes it, and what else
         of the conversation is not computed yet; samples nothing.
 
-        Arguments and errors are those of `generate`.
+        Arguments and errors are those of `generate`. A prompt without a
+        conversation is computed for the prefix cache alone.
         """
+        cache, prompt = self._place(cache, prompt)
         options = {"parse_special": parse_special, "progress": progress}
         return self._done(self._prefill(cache, prompt, options))
 
     async def aprefill(
         self,
-        cache: KVCache,
-        prompt: Prompt,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
         *,
         parse_special: bool = False,
         progress: Progress = None,
     ) -> Prefill:
-        """`prefill` as `agenerate` does it."""
+        """Does `prefill` without blocking the event loop, as `agenerate`."""
+        cache, prompt = self._place(cache, prompt)
         options = {"parse_special": parse_special, "progress": progress}
         return await self._adone(self._prefill(cache, prompt, options))
 
@@ -596,46 +650,85 @@ class Model:
         rows = _listed("caches", caches), _listed("prompts", prompts)
         return self._done(self._rows(*rows, options, batch=True))
 
-    def stream(
-        self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
-    ) -> Stream:
-        """`generate` piece by piece: an iterator and async iterator.
+    async def agenerate_batch(
+        self,
+        caches: Sequence[KVCache],
+        prompts: Sequence[Prompt],
+        **options: Unpack[BatchOptions],
+    ) -> list[Generation]:
+        """Generates for several conversations at once without blocking the
+        event loop.
 
-        Bad arguments raise here, before anything runs. A stream that is
-        cancelled keeps every token that it returned, and if that is none, not
-        the prompt either.
+        A task that is cancelled leaves all caches as they were.
         """
+        rows = _listed("caches", caches), _listed("prompts", prompts)
+        return await self._adone(self._rows(*rows, options, batch=True))
+
+    def stream(
+        self,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """Generates piece by piece: an iterator and an async iterator.
+
+        Arguments are those of `generate`; bad ones raise here, before
+        anything runs. A stream that is cancelled keeps every token that it
+        returned, and if that is none, not the prompt either.
+        """
+        cache, prompt = self._place(cache, prompt)
         return self._done(self._streamed(cache, prompt, options))
 
     async def astream(
-        self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
+        self,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
+        **options: Unpack[Options],
     ) -> Stream:
-        """`stream` that does not block the event loop where the cache is in
-        use: it waits for it like `agenerate`.
+        """Does `stream` without blocking the event loop: it waits for a cache
+        that is in use like `agenerate`.
         """
+        cache, prompt = self._place(cache, prompt)
         return await self._adone(self._streamed(cache, prompt, options))
 
     def logits(
-        self,
-        cache: KVCache,
-        tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
-        all_positions: bool = False,
+        self, cache: KVCache, tokens: Prompt, all_positions: bool = False
     ) -> npt.NDArray[np.float32]:
-        """Appends token ids and gives the logits of what follows.
+        """Appends a text or token ids and gives the logits of what follows.
 
         Returns float32 [vocab_size] after the last token, or with
-        `all_positions` [len(tokens), vocab_size]. No BOS is added. Raises
-        ValueError for no tokens or one that is out of range, CacheFullError
-        if they do not fit; the cache is then as it was.
+        `all_positions` [n, vocab_size] for the n tokens. A text is encoded as
+        in `generate`. Raises ValueError for no tokens or one that is out of
+        range, CacheFullError if they do not fit; the cache is then as it was.
         """
-        check_cache("cache", cache)
-        if isinstance(tokens, str):
-            raise ValueError(
-                "tokens: expected token ids, found a str; "
-                "gemma.tokenizer.encode(text) gives them"
-            )
-        ids = token_ids("tokens", tokens, self._config.vocab_size)
+        ids = self._logits_ids(cache, tokens)
         return self._engine.logits(cache._core, ids, bool(all_positions))
+
+    async def alogits(
+        self, cache: KVCache, tokens: Prompt, all_positions: bool = False
+    ) -> npt.NDArray[np.float32]:
+        """Computes `logits` on a thread of its own.
+
+        A task that is cancelled ends with the step of the model that runs,
+        and leaves the cache as it was unless that was the last step.
+        """
+        ids = self._logits_ids(cache, tokens)
+        engine, core, every = self._engine, cache._core, bool(all_positions)
+        return await off_the_loop(
+            lambda check: engine.logits(core, ids, every, check)
+        )
+
+    def _logits_ids(self, cache: KVCache, tokens: Prompt) -> TokenArray:
+        """Checks the arguments of `logits`, and encodes a text."""
+        check_cache("cache", cache)
+        ids, bos = prompt_ids(
+            "tokens", tokens, self._config, self._tokenizer, False
+        )
+        if len(cache):
+            ids = ids[bos:]
+        if not len(ids):
+            raise unexpected("tokens", "a token or more", tokens)
+        return ids
 
     def score(
         self,
@@ -666,6 +759,34 @@ class Model:
         Raises ValueError naming a bad argument, CacheFullError if prompt and
         choice do not fit.
         """
+        return self._scores(prompt, choices, cache, parse_special)(None)
+
+    async def ascore(
+        self,
+        prompt: Prompt,
+        choices: Sequence[Prompt],
+        *,
+        cache: KVCache | None = None,
+        parse_special: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """Computes `score` on a thread of its own.
+
+        A task that is cancelled ends with the step of the model that runs.
+        """
+        return await off_the_loop(
+            self._scores(prompt, choices, cache, parse_special)
+        )
+
+    def _scores(
+        self,
+        prompt: Prompt,
+        choices: Sequence[Prompt],
+        cache: KVCache | None,
+        parse_special: bool,
+    ) -> Callable[[Callable[[], None] | None], npt.NDArray[np.float32]]:
+        """Checks the arguments of `score`, and returns what computes it: that
+        calls a function now and then, and ends with what this raises.
+        """
         engine = self._engine
         if cache is not None:
             check_cache("cache", cache)
@@ -682,12 +803,20 @@ class Model:
             ids = ids[bos:]
         if not len(ids):
             raise ValueError("prompt: expected a token or more, found none")
-        return probabilities(
-            lambda cache, ids, all: engine.logits(cache._core, ids, all),
-            branch,
-            ids,
-            found,
-        )
+
+        def compute(
+            check: Callable[[], None] | None,
+        ) -> npt.NDArray[np.float32]:
+            return probabilities(
+                lambda cache, ids, every: engine.logits(
+                    cache._core, ids, every, check
+                ),
+                branch,
+                ids,
+                found,
+            )
+
+        return compute
 
     @property
     def embedding_dims(self) -> list[int]:
@@ -803,6 +932,13 @@ class Model:
         check: Callable[[], None] | None = None,
     ) -> npt.NDArray[np.float32]:
         return self._engine.embed(ids, dim, pooling, check)
+
+    def _place(
+        self, cache: KVCache | Prompt | None, prompt: Prompt | None
+    ) -> tuple[KVCache, Prompt]:
+        """Tells them apart, with a new conversation where none is given."""
+        found, prompt = placed(cache, prompt)
+        return create_kv_cache(self._config) if found is None else found, prompt
 
     def _prepare(
         self,
@@ -1031,11 +1167,6 @@ class Model:
     async def _adone(self, work: Work[_T]) -> _T:
         """Does it, waiting on this thread's event loop."""
         return await adone(self._engine, work)
-
-
-def check_cache(name: str, cache: object) -> None:
-    if not isinstance(cache, KVCache):
-        raise unexpected(name, "a KVCache", cache)
 
 
 def _listed(name: str, rows: Sequence[_T]) -> list[_T]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmakv._support.text import check_unicode
-from gemmakv.errors import brief
+from gemmakv.cache._kv_cache import KVCache
+from gemmakv.errors import ArgumentError, brief, unexpected
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer, with_bos
 
@@ -68,32 +69,55 @@ def text_ids(
     return ids
 
 
-def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
-    """int32 [n], n > 0, of valid token ids.
-
-    Raises ValueError that begins with `name` for anything else.
+def placed(
+    cache: KVCache | Prompt | None, prompt: Prompt | None
+) -> tuple[KVCache | None, Prompt]:
+    """Tells a conversation and a prompt apart, of which a prompt may be given
+    alone. Raises ArgumentError for a conversation without a prompt.
     """
-    expected = (
-        f"{name}: expected a sequence of token ids in [0, {vocab_size})"
-    )
+    if prompt is None:
+        if cache is None or isinstance(cache, KVCache):
+            raise unexpected("prompt", "a text or token ids", prompt)
+        return None, cache
+    if cache is not None:
+        check_cache("cache", cache)
+    return cast(KVCache | None, cache), prompt
+
+
+def check_cache(name: str, cache: object) -> None:
+    """Raises ArgumentError for what is no conversation."""
+    if not isinstance(cache, KVCache):
+        raise unexpected(name, "a KVCache", cache)
+
+
+def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
+    """Checks token ids: int32 [n], n > 0.
+
+    Raises ArgumentError that names `name` for anything else.
+    """
+
+    def bad(found: object, shown: str) -> ArgumentError:
+        expected = f"a sequence of token ids in [0, {vocab_size})"
+        return ArgumentError(name, expected, found, shown=shown)
+
     if isinstance(tokens, (str, bytes, bytearray)):
-        raise ValueError(f"{expected}, found {type(tokens).__name__}")
+        raise bad(tokens, type(tokens).__name__)
     try:
         ids = np.asarray(tokens)
     except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"{expected}, found {brief(tokens)}") from None
+        raise bad(tokens, brief(tokens)) from None
     if ids.ndim != 1:
-        raise ValueError(f"{expected}, found {brief(tokens)}")
+        raise bad(tokens, brief(tokens))
     if ids.size == 0:
-        raise ValueError(f"{expected}, found none")
+        raise bad(tokens, "none")
     if ids.dtype.kind not in "iu":
-        raise ValueError(f"{expected}, found values of type {ids.dtype}")
+        raise bad(tokens, f"values of type {ids.dtype}")
     if isinstance(tokens, (list, tuple)) and _BOOLS & set(map(type, tokens)):
         # Among integers NumPy takes them for 0 and 1.
         at = [type(one) in _BOOLS for one in tokens].index(True)
-        raise ValueError(f"{expected}, found {brief(tokens[at])} at index {at}")
-    bad = (ids < 0) | (ids >= vocab_size)
-    if bad.any():
-        at = int(bad.argmax())
-        raise ValueError(f"{expected}, found {int(ids[at])} at index {at}")
+        raise bad(tokens[at], f"{brief(tokens[at])} at index {at}")
+    out = (ids < 0) | (ids >= vocab_size)
+    if out.any():
+        at = int(out.argmax())
+        raise bad(int(ids[at]), f"{int(ids[at])} at index {at}")
     return np.ascontiguousarray(ids, np.int32)

@@ -148,6 +148,18 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
             if self._handle.done:
                 self.cancel()
 
+    def close(self) -> None:
+        """Ends the generation, as `cancel` does; also done by
+        `contextlib.closing`.
+        """
+        self.cancel()
+
+    async def aclose(self) -> None:
+        """Ends the generation and waits for it without blocking the event
+        loop, as `acancel` does; also done by `contextlib.aclosing`.
+        """
+        await self.acancel()
+
     @abstractmethod
     def result(self) -> Generation: ...
 
