@@ -132,6 +132,9 @@ class ChatStream(PieceStream):
     def _over(self) -> bool:
         return self._ended and not self._ready
 
+    def _pause(self) -> float | None:
+        return self._inner._pause()
+
     def _ending(self) -> bool:
         return not self._ended and self._inner._ending()
 
@@ -207,7 +210,7 @@ class ChatStream(PieceStream):
         """
         if self._ended:
             return
-        self._inner._callback = None
+        self._inner.forget_callbacks()
         try:
             self._drain()
             self._give_held()
@@ -221,7 +224,7 @@ class ChatStream(PieceStream):
     def _fail(self, error: BaseException) -> None:
         """Keeps what was delivered; with nothing, all is as before the turn."""
         self._failure = error
-        self._inner._callback = None
+        self._inner.forget_callbacks()
         self._inner.cancel()
         try:
             self._drain(Exception)  # the failure itself, again

@@ -19,15 +19,23 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.arguments import boolean, integer, quantize_target
+from gemmakv._support.arguments import (
+    QuantizeType,
+    boolean,
+    integer,
+    quantize_target,
+)
 from gemmakv._support.processors import check_pinned, thread_limit
 from gemmakv._support.progress import (
     Callback,
     Progress,
+    all_reports,
     as_callback,
+    check_prompt_progress,
+    prompt_report,
     token_report,
 )
-from gemmakv.cache._kv_cache import KvDtype, KVCache, create_kv_cache
+from gemmakv.cache._kv_cache import KVCache, KvDtype, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import (
     PrefixCache,
@@ -47,6 +55,7 @@ from gemmakv.generation._options import (
     BatchOptions,
     GenerationOptions,
     Options,
+    Speculate,
     core_options,
     grammar_of,
     speculation,
@@ -121,9 +130,9 @@ class Model:
         pin_threads: bool = False,
         progress: Progress = None,
         packed_cache: bool | str | os.PathLike[str] = True,
-        quantize: str | None = None,
+        quantize: QuantizeType | None = None,
         prefix_cache: bool | PrefixCache = True,
-        speculate: str | None = None,
+        speculate: Speculate | None = None,
         profile: bool = False,
         draft: Model | None = None,
     ) -> Self:
@@ -225,8 +234,8 @@ class Model:
         *,
         threads: int | None = None,
         pin_threads: bool = False,
-        quantize: str | None = None,
-        speculate: str | None = None,
+        quantize: QuantizeType | None = None,
+        speculate: Speculate | None = None,
         profile: bool = False,
         draft: Model | None = None,
     ) -> Self:
@@ -979,6 +988,9 @@ class Model:
             tokens.append(ids)
             bos.append(added)
         callback = as_callback(options.get("progress"), "generating")
+        told = check_prompt_progress(options.get("prompt_progress"))
+        if batch and told is not None:
+            raise unexpected("prompt_progress", "none for a batch", told)
         return rows, tokens, bos, callback
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
@@ -987,6 +999,7 @@ class Model:
         """
         GenerationOptions.check(options, self._config.vocab_size)
         as_callback(options.get("progress"), "generating")
+        check_prompt_progress(options.get("prompt_progress"))
         draft = _draft_engine(options.get("draft"))
         if draft is not None:
             _with_draft(self._engine, draft)
@@ -1028,16 +1041,18 @@ class Model:
         rows, tokens, bos, callback = self._prepare(
             caches, prompts, options, batch
         )
-        total = sum(
-            len(ids) + row.get("max_tokens", DEFAULT_MAX_TOKENS)
-            for ids, row in zip(tokens, rows)
+        to_read = _count_prompts(caches, tokens, bos)
+        to_sample = sum(
+            row.get("max_tokens", DEFAULT_MAX_TOKENS) for row in rows
         )
-        total -= sum(b and len(c) > 0 for b, c in zip(bos, caches))
         call = yield Job(
             [cache._core for cache in caches],
             tokens,
             [self._core_options(row, end_ids) for row in rows],
-            token_report(total, callback),
+            all_reports(
+                prompt_report(to_read, options.get("prompt_progress")),
+                token_report(to_read + to_sample, callback),
+            ),
             optional_bos=bos,
             boundaries=boundaries,
             constraints=[self._constraint(row) for row in rows],
@@ -1097,7 +1112,8 @@ class Model:
             draft=_draft_engine(options.get("draft")),
         )
         total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
-        return Stream(call, (self, cache, own), total, callback)
+        told = options.get("prompt_progress")
+        return Stream(call, (self, cache, own), total, callback, told)
 
     def _samples(
         self, cache: KVCache, prompt: Prompt, n: int, options: Any
@@ -1110,7 +1126,12 @@ class Model:
         begin = time.monotonic()
         prompt_only = self._core_options(row | {"max_tokens": 0})
         said = yield Job(
-            [cache._core], [tokens], [prompt_only], optional_bos=bos,
+            [cache._core], [tokens], [prompt_only],
+            prompt_report(
+                _count_prompts([cache], [tokens], bos),
+                options.get("prompt_progress"),
+            ),
+            optional_bos=bos,
             draft=_draft_engine(options.get("draft")),
         )  # fmt: skip
         if "deadline" in row:
@@ -1174,6 +1195,16 @@ def _listed(name: str, rows: Sequence[_T]) -> list[_T]:
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise unexpected(name, "a list", rows)
     return list(rows)
+
+
+def _count_prompts(
+    caches: Sequence[KVCache],
+    prompts: Sequence[TokenArray],
+    bos: Sequence[bool],
+) -> int:
+    """Counts the tokens of prompts, as they go after these conversations."""
+    dropped = sum(one and len(cache) > 0 for cache, one in zip(caches, bos))
+    return sum(map(len, prompts)) - dropped
 
 
 def _thread_count(threads: int | None, pinned: bool) -> int:

@@ -18,13 +18,13 @@ from typing import (
 from gemmakv import _core
 from gemmakv._support.loops import Bell, until_done
 from gemmakv.generation._prompts import TokenArray
+from gemmakv.generation._stream import REPORT_S
 
 if TYPE_CHECKING:
     import asyncio
 
-# How often a call on an event loop tells its progress, and looks whether what
-# it waits for is a reader who stalls.
-_REPORT_S = 0.05
+# How often a call on an event loop looks whether what it waits for is a reader
+# who stalls.
 _STALL_S = 0.05
 
 _T = TypeVar("_T")
@@ -192,7 +192,7 @@ async def _run(engine: _core.Engine, job: Job, bell: Bell) -> _core.Call:
         while not call.done:
             if job.report is not None:
                 job.report(call.progress, False)
-            await bell.wait(None if job.report is None else _REPORT_S)
+            await bell.wait(None if job.report is None else REPORT_S)
         call.wait(job.report)  # it is done: raises if it failed
         return call
     except GeneratorExit:  # nothing can be waited for
