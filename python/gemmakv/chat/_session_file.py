@@ -27,7 +27,7 @@ from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._transcript import Ids
 from gemmakv.errors import CorruptFile, MismatchError, brief, one_line
 from gemmakv.generation._grammar import Grammar
-from gemmakv.generation._options import split_rows
+from gemmakv.generation._options import APART, split_rows
 
 if TYPE_CHECKING:
     from gemmakv.chat._gemma import Gemma
@@ -265,7 +265,7 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
     plain = {
         name: value
         for name, value in options.items()
-        if name not in ("progress", "draft") and not callable(value)
+        if name not in APART and not callable(value)
     }
     if plain.get("logit_bias"):  # JSON has neither int keys nor infinity
         plain["logit_bias"] = [

@@ -118,10 +118,11 @@ def said_messages(said: Any, calls: Sequence[ToolCall]) -> list[Message]:
         "messages with the results of the last reply's calls"
     )
     if isinstance(said, str):
-        said = [Message("user", said)]
+        listed: list[Any] = [Message("user", said)]
     elif isinstance(said, Mapping) or not isinstance(said, Iterable):
-        said = [said]
-    listed = list(said)
+        listed = [said]
+    else:
+        listed = list(said)
     if listed and all(map(_is_part, listed)):
         listed = [Message("user", listed)]
     try:

@@ -112,7 +112,7 @@ def embedding_ids(
             if tokenizer is not None and not truncate:
                 least = tokenizer._at_least(whole, most + 1)
                 _check_count(name, least, most, "at least ")
-            ids = prompt_ids(name, whole, config, tokenizer, parse_special)
+            ids, _ = prompt_ids(name, whole, config, tokenizer, parse_special)
             if adds_eos:
                 ids = np.append(ids, np.int32(config.eos_ids[0]))
         elif prompt is not None:
