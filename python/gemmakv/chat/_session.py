@@ -681,6 +681,36 @@ class Session:
         data, gemma = _in_order("from_bytes", data, gemma)
         view = byte_view("data", data)
         text, kv = session_file.split(view, whole=not rebuild)
+        session = cls._of_text(text, gemma, template, pool)
+        if rebuild:
+            return session
+        if isinstance(kv, session_file.TokenPart):
+            session._talk.resume_tokens(kv.check(gemma, text), text.ends)
+        else:
+            cache = session_file.restore(kv, gemma, pool)
+            session._talk.resume(cache, text.ends)
+        return session
+
+    @classmethod
+    def _from_state(cls, state: SessionState, gemma: Gemma) -> Session:
+        """Makes the session that `_published` gave the state of. Raises what
+        `from_bytes` raises.
+        """
+        text, ids, fingerprint = state
+        tokens = session_file.TokenPart(fingerprint, ids).check(gemma, text)
+        session = cls._of_text(text, gemma)
+        session._talk.resume_tokens(tokens, text.ends)
+        return session
+
+    @classmethod
+    def _of_text(
+        cls,
+        text: SessionText,
+        gemma: Gemma,
+        template: Template | str | None = None,
+        pool: BlockPool | None = None,
+    ) -> Session:
+        """Makes a session whose keys and values are to be computed."""
         if template is None and text.template not in NAMES:
             raise ValueError(
                 "template: the session was saved with a Template named "
@@ -694,7 +724,7 @@ class Session:
             template=text.template if template is None else template,
             think=text.think,
             messages=text.messages,
-            # With `rebuild` the model may be one of a shorter context.
+            # The model may be one of a shorter context.
             capacity_tokens=min(
                 text.capacity_tokens, gemma.config.context_length
             ),
@@ -708,12 +738,6 @@ class Session:
         # changed once the session is open.
         session.options.update(text.options)
         session._talk.saved_prefill_tokens = text.saved_prefill_tokens
-        if isinstance(kv, session_file.TokenPart):
-            if not rebuild:
-                session._talk.resume_tokens(kv.check(gemma, text), text.ends)
-        elif not rebuild:
-            cache = session_file.restore(kv, gemma, pool)
-            session._talk.resume(cache, text.ends)
         return session
 
     @classmethod
@@ -781,6 +805,8 @@ def _in_order(name: str, data: Any, gemma: Any) -> tuple[Any, Any]:
     the model first.
     """
     if not isinstance(data, Gemma):
+        if not isinstance(gemma, Gemma):
+            raise unexpected("gemma", "a Gemma", gemma)
         return data, gemma
     warnings.warn(
         f"Session.{name}: the model comes second now, as everywhere; "

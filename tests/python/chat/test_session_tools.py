@@ -8,7 +8,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -120,7 +120,7 @@ def assert_held(session: Session) -> None:
 
 
 def test_run(talker: Gemma, script: Script) -> None:
-    session = Session(talker, "Be kind.", tools=[rain], max_tokens=300)
+    session = Session(talker, "Be kind.", template="gemma", tools=[rain])
     script(f"Well.\n{call()}", call("Bonn"), "It rains.")
     reply = session.run("Rain?")
     assert CALLED == [("Rome", 1), ("Bonn", 1)]
@@ -141,9 +141,9 @@ def test_run(talker: Gemma, script: Script) -> None:
     assert [m.name for m in results] == ["rain", "rain"]
     assert_held(session)
     # What was said before is not computed again.
-    assert reply.usage.cached_tokens > 0.8 * (
-        reply.usage.cached_tokens + reply.usage.prompt_tokens
-    )
+    assert talker.tokenizer is not None
+    result = len(talker.tokenizer.encode('{"name": "rain", "content": {}}'))
+    assert result < reply.usage.prompt_tokens < 3 * result
     assert len(session.undo()) == 6 and session.messages == [
         Message("system", "Be kind.")
     ]
@@ -151,7 +151,7 @@ def test_run(talker: Gemma, script: Script) -> None:
 
 def test_what_a_form_of_its_own_keeps(gemma4: Gemma, script: Script) -> None:
     session = Session(gemma4, tools=[rain], think=True)
-    script(f"<|channel>thought\nHm<channel|>{native()}", "It rains.", "So.")
+    script(f"<|channel>thought\nHm\n<channel|>{native()}", "It rains.", "So.")
     first = session.send("Rain?")
     assert first.reasoning == "Hm" and first.text == ""
     [asked] = first.tool_calls
@@ -229,7 +229,8 @@ def test_what_is_said(talker: Gemma) -> None:
         assert user in (Message("user", "a"), Message("user", parts))
     bad: Any
     for bad in (" ", "", None, 3, [], [Message("user", "a")] * 2, {"a": 1},
-                Message("assistant", "a"), Message("user", " "), [3]):  # fmt: skip
+                Message("assistant", "a"), Message("user", " "),
+                [3]):  # fmt: skip
         with pytest.raises(ValueError, match=r"^text: expected a str of more"):
             session.send(bad)
     with pytest.raises(ValueError, match=r"^text.role: expected one of"):
@@ -285,18 +286,22 @@ def test_grammars(talker: Gemma) -> None:
     """A call that must come comes once, and the reply to its result is
     free.
     """
-    CALLED.clear()
+    asked: list[str] = []
+
+    def rain(kind: Literal["light", "heavy"]) -> None:
+        asked.append(kind)
+
     session = Session(
         talker, tools=[rain], tool_choice="required",
         parallel_tool_calls=False, logit_bias=CLOSING, max_tokens=200,
     )  # fmt: skip
     reply = session.send("Rain?")
-    [asked] = reply.tool_calls
-    assert asked.name == "rain" and isinstance(asked.arguments["city"], str)
+    [one] = reply.tool_calls
+    assert one.name == "rain" and one.arguments["kind"] in ("light", "heavy")
     assert session.give([1], max_tokens=4).tool_calls == []
     session.undo()
-    assert session.run("Rain?", max_tokens=120).finish_reason == "length"
-    assert len(CALLED) == 1
+    assert session.run("Rain?", max_tokens=100).finish_reason == "length"
+    assert len(asked) == 1 and session.turns == 1
     session.tool_choice = "none"
     assert not session.send("Rain?", max_tokens=4).tool_calls
     for name in ("grammar", "response_format"):
@@ -324,19 +329,20 @@ def test_tools_may_change(talker: Gemma) -> None:
 
 def test_conversations_with_calls(talker: Gemma, script: Script) -> None:
     """What `chat` was given, a session takes."""
-    asked = {"role": "assistant", "tool_calls": [
-        {"id": "1", "function": {"name": "rain", "arguments": "{}"}}]}  # fmt: skip
+    function = {"name": "rain", "arguments": "{}"}
+    calls = [{"id": "1", "function": function}]
+    asked = {"role": "assistant", "tool_calls": calls}
     result = {"role": "tool", "tool_call_id": "1", "content": "3"}
     user, reply = {"role": "user", "content": "a"}, Message("assistant", "b")
     session = Session(
         talker, messages=[user, asked, result, reply, user, reply]
     )
     assert session.turns == 2 and len(session.messages) == 6
-    assert session.send("c", max_tokens=3).text
+    script("c", "So.")
+    assert session.send("c").text == "c"
     session.goto(1)
     assert len(session.messages) == 4
     session.messages = [user, asked]
-    script("So.")
     assert session.give(["3"]).text == "So."
     assert len(session.messages) == 4 and session.turns == 1
     with pytest.raises(ValueError, match="a reply of the model last"):
