@@ -3,11 +3,10 @@
     import gemmakv
 
     gemma = gemmakv.Gemma.load("gemma-3-270m")
-    cache = gemmakv.create_kv_cache(gemma.model_type)
-    print(gemma.generate(cache, "Once upon a time", max_tokens=16).text)
+    print(gemma.generate("Once upon a time", max_tokens=16).text)
 
 Weights are immutable and shared by any number of conversations; a
-conversation is its `KVCache`.
+conversation is its `KVCache`, which `gemma.new_cache` makes.
 """
 
 from gemmakv._support import interrupts as _interrupts  # before the others
@@ -19,6 +18,7 @@ from gemmakv._support import compiled as _compiled  # before what needs it
 from typing import TYPE_CHECKING, Any
 
 from gemmakv import options, templates
+from gemmakv._support.public import publish as _publish
 from gemmakv.cache._kv_cache import (
     KVCache,
     LayerView,
@@ -124,6 +124,9 @@ __all__ = [
     "tool_schema",
     "verify",
 ]
+
+_publish(globals())
+del _publish
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ Types of names that are enumerated, like `KvDtype`, are `Literal`s.
 """
 
 from gemmakv._support.arguments import QuantizeType
+from gemmakv._support.public import publish as _publish
 from gemmakv.cache._kv_cache import KvDtype
 from gemmakv.generation._options import (
     BatchOptions,
@@ -32,3 +33,6 @@ __all__ = [
     "Speculate",
     "Stop",
 ]
+
+_publish(globals())
+del _publish

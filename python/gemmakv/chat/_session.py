@@ -31,6 +31,7 @@ from gemmakv.chat._templates import (
 from gemmakv.chat._toolset import Choice, result_messages, said_messages
 from gemmakv.errors import brief, unexpected
 from gemmakv.generation._options import Options
+from gemmakv.generation._requests import requests_of
 from gemmakv.generation._result import Generation, ToolCall
 from gemmakv.generation._work import time_left
 
@@ -148,8 +149,7 @@ class Session:
         model or the option `draft` has another vocabulary, GemmaKVError if the
         template cannot be used.
         """
-        if not isinstance(gemma, Gemma):
-            raise unexpected("gemma", "a Gemma", gemma)
+        self._requests = requests_of(gemma)
         self._gemma = gemma
         self.overflow = overflow
         if not isinstance(options, Mapping | None):
@@ -158,7 +158,7 @@ class Session:
             raise unexpected(name, "it once, not in `options` as well", options)
         self.options: dict[str, Any] = {**(options or {}), **more}
         check_reply_options(self.options)
-        gemma._check_options(self.options)
+        self._requests.check_options(self.options)
         of_cache = {
             "capacity_tokens": capacity_tokens,
             "kv_dtype": kv_dtype,
@@ -176,7 +176,7 @@ class Session:
                 "given; give it to create_kv_cache"
             )
         else:
-            gemma._check_fits(cache)
+            self._requests.check_fits(cache)
         self._talk = Conversation(
             gemma,
             template_for(gemma, template),
@@ -446,15 +446,17 @@ class Session:
     def _send(self, name: str, said: Any, options: Any) -> Generation:
         begin = time.monotonic()
         with self._calls, self._begin(name, said, options, begin) as turn:
-            work = self._gemma._reply(self.cache, *turn.request())
-            return turn.finish(self._gemma._done(work))
+            ask = self._requests
+            work = ask.reply(self.cache, *turn.request())
+            return turn.finish(ask.done(work))
 
     async def _asend(self, name: str, said: Any, options: Any) -> Generation:
         begin = time.monotonic()
         async with self._calls:
             with self._begin(name, said, options, begin) as turn:
-                work = self._gemma._reply(self.cache, *turn.request())
-                return turn.finish(await self._gemma._adone(work))
+                ask = self._requests
+                work = ask.reply(self.cache, *turn.request())
+                return turn.finish(await ask.adone(work))
 
     def stream(self, text: Text, **options: Unpack[Options]) -> ChatStream:
         """`send` piece by piece: an iterator and async iterator.
@@ -486,8 +488,8 @@ class Session:
             turn = undo.enter_context(
                 self._begin("text", text, options, begin)
             )
-            work = self._gemma._streamed(self.cache, *turn.request())
-            inner = self._gemma._done(work)
+            ask = self._requests
+            inner = ask.done(ask.stream(self.cache, *turn.request()))
             stream = ChatStream(inner, turn, self._calls.release)
             self._calls.keep_for(stream)
             undo.pop_all()

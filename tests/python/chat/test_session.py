@@ -21,6 +21,7 @@ from gemmakv import (
     create_kv_cache,
 )
 from gemmakv.chat import _one_call
+from gemmakv.generation._requests import requests_of
 from support import family_models, tiny_gguf
 from support.sessions import (
     BANNED,
@@ -641,17 +642,18 @@ def check_turn(session: Session, text: str, seed: int) -> None:
         "logprobs": True,
     }
     turns: list[list[int]] = []
-    run = session.gemma._reply
+    requests = requests_of(session.gemma)
+    run = requests.reply
 
     def spy(cache: KVCache, ids: Any, *rest: Any) -> Any:
         turns.append([*cache.tokens.tolist(), *ids.tolist()])
         return run(cache, ids, *rest)
 
-    session.gemma._reply = spy  # type: ignore[method-assign]
+    requests.reply = spy  # type: ignore[method-assign]
     try:
         reply = session.send(text, **options)
     finally:
-        del session.gemma._reply  # type: ignore[method-assign]
+        del requests.reply  # type: ignore[method-assign]
     capacity = session.cache.capacity_tokens
     other = create_kv_cache(session.gemma.config, capacity)
     expected = session.gemma.generate(
