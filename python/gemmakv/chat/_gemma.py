@@ -57,7 +57,7 @@ from gemmakv.generation._prefix import ModelPrefixCache
 from gemmakv.generation._profile import StepProfile, profile_of
 from gemmakv.generation._prompts import Prompt, TokenArray, check_cache
 from gemmakv.generation._requests import Requests, draft_engine
-from gemmakv.generation._result import Generation, Prefill
+from gemmakv.generation._result import Generation, Prefill, ToolCall
 from gemmakv.generation._stream import Stream
 from gemmakv.generation._threads import (
     ThreadPlacement,
@@ -116,8 +116,10 @@ class _Reply:
             self._fill_given()
         return with_parts(generation, read_reply(self.reader(), generation))
 
-    def keep(self, text: str, reasoning: str) -> str:
-        del reasoning
+    def keep(
+        self, text: str, reasoning: str, calls: Sequence[ToolCall]
+    ) -> str:
+        del reasoning, calls
         self._fill_given()
         return text
 

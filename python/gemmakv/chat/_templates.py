@@ -27,7 +27,7 @@ from gemmakv.chat._messages import (
     check_turns,
     messages_of,
 )
-from gemmakv.chat._tools import said_in_text
+from gemmakv.chat._tools import plain_tools, said_in_text
 from gemmakv.chat._turns import (
     ALTERNATING,
     ANY_ORDER,
@@ -204,6 +204,8 @@ def render(
         return turn_rules(template)
 
     opens = bool(keywords.get("add_generation_prompt", True))
+    if keywords.get("tools"):
+        keywords["tools"] = plain_tools(keywords["tools"])
     messages, places = arrange(messages, rules, opens)
     tooled = any(one.tool_calls or one.role == "tool" for one in messages)
     if isinstance(template, FileTemplate) and template.knows_results:

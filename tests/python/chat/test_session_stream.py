@@ -444,7 +444,7 @@ def test_a_failing_callback_ends_the_call(session: Session) -> None:
     reply = session.messages[-1]
     assert reply == Message("model", "".join(shown).strip(), incomplete=True)
     assert session.turns == 2
-    again = Session.from_bytes(session.gemma, session.to_bytes())
+    again = Session.from_bytes(session.to_bytes(), session.gemma)
     assert again.messages == session.messages
     assert again.send("three", max_tokens=3) is not None
     session.send("three", max_tokens=3)

@@ -318,10 +318,10 @@ def test_saved(
     assert (b'"think"' in data) == (think is not None)
     session.save(tmp_path / "a.session")
     for rebuild in (False, True):
-        other = Session.load(gemma, tmp_path / "a.session", rebuild=rebuild)
+        other = Session.load(tmp_path / "a.session", gemma, rebuild=rebuild)
         assert other.messages == session.messages and other.think is think
         assert other.messages[-1].reasoning == "the in"
-        copy = Session.from_bytes(gemma, data)
+        copy = Session.from_bytes(data, gemma)
         assert other.send("the", max_tokens=5, temperature=0).token_ids == (
             copy.send("the", max_tokens=5, temperature=0).token_ids
         )
