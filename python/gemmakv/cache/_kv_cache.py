@@ -173,9 +173,8 @@ class KVCache:
         """
         count = integer("length", length)
         if not 0 <= count <= len(self):
-            raise ValueError(
-                f"length: expected 0 to {len(self)} (the tokens held), found "
-                f"{count}"
+            raise unexpected(
+                "length", f"0 to {len(self)} (the tokens held)", count
             )
         return self._core.truncate(count)
 

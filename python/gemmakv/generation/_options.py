@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.progress import Callback, Progress
+from gemmakv.errors import ArgumentError, unexpected
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._option_kinds import (
     Bias,
@@ -313,8 +314,8 @@ def speculation(value: object, has_draft: bool = False) -> str:
         "speculate", value
     )
     if checked == "draft" and not has_draft:
-        raise ValueError(
-            "speculate: expected a draft= with 'draft', found none"
+        raise ArgumentError(
+            "speculate", "a draft= with 'draft'", value, shown="none"
         )
     return checked or ("draft" if has_draft else "lookup")
 
@@ -346,9 +347,10 @@ def split_rows(
             values = list(value)  # type: ignore[call-overload]
             names = [f"{name}[{i}]" for i in range(rows)]
             if len(values) != rows:
-                raise ValueError(
-                    f"{name}: expected one value or a list of {rows} (one per "
-                    f"row), found {len(values)}"
+                raise unexpected(
+                    name,
+                    f"one value or a list of {rows} (one per row)",
+                    len(values),
                 )
         for row, label, one in zip(result, names, values):
             converted = option.check(label, one)
@@ -356,8 +358,11 @@ def split_rows(
                 row[name] = converted
     for row in result:
         if "grammar" in row and "response_format" in row:
-            raise ValueError(
-                "response_format: expected it or grammar, found both"
+            raise ArgumentError(
+                "response_format",
+                "it or grammar",
+                row["response_format"],
+                shown="both",
             )
     return result
 

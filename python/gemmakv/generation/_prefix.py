@@ -8,8 +8,13 @@ from gemmakv import _core
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
-from gemmakv.errors import brief
-from gemmakv.generation._prompts import Prompt, TokenArray, prompt_ids
+from gemmakv.errors import unexpected
+from gemmakv.generation._prompts import (
+    Prompt,
+    TokenArray,
+    check_cache,
+    prompt_ids,
+)
 from gemmakv.generation._requests import Requests
 
 
@@ -112,9 +117,10 @@ class ModelPrefixCache:
         """
         ids = self._ids(prompt)
         if len(ids) < 2:
-            raise ValueError(
-                "prompt: expected at least 2 tokens, since a request computes "
-                f"one at least, found {len(ids)}"
+            raise unexpected(
+                "prompt",
+                "at least 2 tokens, since a request computes one at least",
+                len(ids),
             )
         cache = create_kv_cache(self._config)
         requests = self._requests
@@ -142,11 +148,8 @@ class ModelPrefixCache:
     def publish(self, cache: KVCache) -> None:
         """Takes in what a conversation of this model has computed, as the end
         of each request does.
-
-        Raises ValueError for what is no KVCache.
         """
-        if not isinstance(cache, KVCache):
-            raise ValueError(f"cache: expected a KVCache, found {brief(cache)}")
+        check_cache("cache", cache)
         _core.prefix_publish(self._engine, cache._core)
 
     def _ids(self, prompt: Prompt) -> TokenArray:
