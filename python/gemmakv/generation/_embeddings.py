@@ -131,7 +131,7 @@ def check_pooling(pooling: str | None, config: ModelConfig) -> str:
 
 
 def template_of(prompt: str | None, info: EmbeddingInfo) -> str:
-    """What texts are put into, with PLACE for them; PLACE alone for none.
+    """Finds the text that texts are put into at PLACE; PLACE alone for none.
 
     Raises ValueError listing the known prompts.
     """

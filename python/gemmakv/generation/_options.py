@@ -255,15 +255,17 @@ class BatchOptions(
     ],
     total=False,
 ):
-    """As `Options`; each but `progress` and `draft` is one value for all rows
-    or a list with one value per row. A list of str is one `stop` for all rows,
+    """Keywords of `generate_batch`: those of `Options` but `prompt_progress`.
+
+    Each but `progress` and `draft` is one value for all rows or a list with
+    one value per row. A list of str is one `stop` for all rows,
     one of ints one `stop_token_ids`; one per row is a list of lists (or of
     None).
     """
 
 
 class GenerationOptions:
-    """What is known of each generation keyword but `progress` and `draft`."""
+    """The table of generation keywords, but for those that take objects."""
 
     table: ClassVar[Mapping[str, Option]] = MappingProxyType(
         {
@@ -307,8 +309,8 @@ class GenerationOptions:
 
 
 def speculation(value: object, has_draft: bool = False) -> str:
-    """Of a model that is loaded with `speculate=value`, and maybe a draft.
-    ValueError for what it cannot be.
+    """Says where guesses come from in a model that is loaded with
+    `speculate=value`, and maybe a draft. Raises ValueError for what cannot be.
     """
     checked: str | None = GenerationOptions.table["speculate"].check(
         "speculate", value

@@ -54,7 +54,7 @@ def probabilities(
     prompt: TokenArray,
     choices: Sequence[TokenArray],
 ) -> npt.NDArray[np.float32]:
-    """float32 [n], of sum 1. Appends the prompt to `cache`."""
+    """Computes float32 [n], of sum 1. Appends the prompt to `cache`."""
     first = _log_softmax(logits(cache, prompt, False))
     sums = np.empty(len(choices))
     for index, ids in enumerate(choices):
