@@ -22,7 +22,7 @@ _Name = TypeVar("_Name", bound=str)
 def integer(
     name: str, value: object, least: int = -_LARGEST, most: int = _LARGEST
 ) -> int:
-    """`value` as an int. Raises ValueError naming the argument."""
+    """Returns `value` as an int. Raises ValueError naming the argument."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -41,8 +41,8 @@ def integer(
 def number(
     name: str, value: object, least: float = -math.inf, most: float = math.inf
 ) -> float:
-    """`value` as a float that is not NaN. Raises ValueError naming the
-    argument.
+    """Returns `value` as a float that is not NaN. Raises ValueError naming
+    the argument.
     """
     try:
         if isinstance(value, (bool, np.bool_, str, bytes)):
@@ -64,7 +64,7 @@ def number(
 
 
 def boolean(name: str, value: object) -> bool:
-    """`value`, a bool. Raises ValueError naming the argument."""
+    """Returns `value`, a bool. Raises ValueError naming the argument."""
     if not isinstance(value, bool):
         raise unexpected(name, "True or False", value)
     return value
@@ -100,7 +100,7 @@ def path_text(name: str, value: object, expected: str) -> str:
 
 
 def quantize_target(value: object) -> str:
-    """`quantize` as the core takes it: "" for None.
+    """Returns `quantize` as the core takes it: "" for None.
 
     Raises ValueError, which lists the names, for what is none of them.
     """

@@ -12,7 +12,9 @@ from typing import (
     TYPE_CHECKING,
     Any,
     BinaryIO,
+    Literal,
     NamedTuple,
+    get_args,
     get_origin,
     get_type_hints,
 )
@@ -46,7 +48,8 @@ HOW_TO_REBUILD = (
     "Session.load(..., rebuild=True) keeps the text and computes the keys and "
     "values again"
 )
-OVERFLOWS = ("error", "drop_oldest_turns")
+Overflow = Literal["error", "drop_oldest_turns"]
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 # Where a snapshot states its size (docs/snapshot-format.md).
 _SNAPSHOT_BYTES = struct.Struct("<16xQ")
 
