@@ -29,6 +29,19 @@ talk: list[gemmakv.Message | dict[str, str]] = [
     gemmakv.Message("user", "a"), {"role": "assistant", "content": "b"}]
 session = gemmakv.Session(gemma, messages=talk)
 session.messages = talk
+
+def rain(city: str, days: int = 1) -> float:
+    return 0.5
+
+schema: dict[str, object] = gemmakv.tool_schema(rain)
+asker = gemmakv.Session(gemma, tools=[rain, schema], max_tokens=5)
+asked: gemmakv.Generation = asker.run("a", rounds=2, temperature=0.5)
+asker.give({call.id: rain("b") for call in asked.tool_calls})
+asker.send([call.result(0.5) for call in asked.tool_calls])
+asker.send({"role": "user", "content": "a"})
+history: list[gemmakv.Message] = [asked.message, *asker.messages]
+gemma.chat([*history, asked])
+again = gemmakv.Session.load("chat.gkv", gemma)
 said: str = gemma.chat(talk, cache=cache, tools=[{"a": 1}], top_k=3).text
 ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]] = (
     gemma.apply_chat_template(talk, add_generation_prompt=False, mood="x"))
