@@ -37,9 +37,13 @@ def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
         )
 
 
+# The one rule of BOS, for prompts, conversations and servers alike: what begins
+# with one gets no other.
+
+
 def with_bos(ids: list[int], bos_id: int) -> list[int]:
-    """Puts BOS in front of the tokens of a text that does not spell it there;
-    a negative `bos_id` is that of a model without BOS.
+    """Puts a BOS before ids, unless they begin with one or the model has none
+    (`bos_id` < 0).
     """
     return ids if bos_id < 0 or ids[:1] == [bos_id] else [bos_id, *ids]
 
