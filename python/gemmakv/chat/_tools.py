@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeGuard, get_args
 from gemmakv._support.json import loads_finite, plain_json
 from gemmakv.chat._functions import Function, tool_schema
 from gemmakv.chat._messages import Message, Tools, items
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, brief, unexpected
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._message import fields_of
 from gemmakv.generation._result import ToolCall
@@ -98,7 +98,7 @@ def tool_use(
     that names the argument.
     """
     given = [
-        _tool(f"tools[{i}]", _described(one))
+        _tool(f"tools[{i}]", _described(f"tools[{i}]", one))
         for i, one in enumerate(_listed(tools))
     ]
     names = [tool["function"]["name"] for tool in given]
@@ -156,25 +156,33 @@ def plain_tools(tools: Tools | None) -> Tools | None:
     """
     if tools is None or isinstance(tools, str | bytes | Mapping):
         return tools
-    return [_described(tool) for tool in tools]
+    return [_described(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
 
 
 def functions_of(tools: Tools | None) -> dict[str, Function]:
     """Gives the Python functions among tools, by the names that the model
     calls them by.
     """
-    functions = filter(_is_function, tools or ())
-    return {tool_schema(one)["function"]["name"]: one for one in functions}
+    return {
+        _described(f"tools[{i}]", tool)["function"]["name"]: tool
+        for i, tool in enumerate(tools or ())
+        if _is_function(tool)
+    }
 
 
 def _is_function(tool: Any) -> TypeGuard[Function]:
     return callable(tool) and fields_of(tool) is None
 
 
-def _described(tool: Any) -> Any:
-    """Gives the schema of a function; anything else as it is, or as a dict."""
+def _described(name: str, tool: Any) -> Any:
+    """Gives the schema of a function; anything else as it is, or as a dict.
+    Raises ArgumentError with that name for a function that has none.
+    """
     if _is_function(tool):
-        return tool_schema(tool)
+        try:
+            return tool_schema(tool)
+        except ArgumentError as error:
+            raise unexpected(name, error.expected, error.found) from None
     fields = fields_of(tool)
     return tool if fields is None else fields
 

@@ -524,7 +524,8 @@ def test_bad_tools(talker: Gemma) -> None:
         ({"tools": rain}, "tools: expected a list"),
         ({"tools": [rain, rain]}, r"tools\[1\]: a second 'rain'"),
         ({"tools": [rain], "tool_choice": "x"}, "tool_choice: expected 'auto'"),
-        ({"parallel_tool_calls": 1}, "parallel_tool_calls: expected"),
+        ({"tools": [SNOW, lambda a: a]}, r"tools\[1\]: expected a function "),
+        ({"tools": [rain], "parallel_tool_calls": 1}, "parallel_tool_calls: "),
     ):
         with pytest.raises(ValueError, match=f"^{found}"):
             Session(talker, **bad)
