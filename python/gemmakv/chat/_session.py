@@ -452,7 +452,7 @@ class Session:
 
     def _send(self, name: str, said: Any, options: Any) -> Generation:
         begin = time.monotonic()
-        with self._calls, self._begin(name, said, options, begin) as turn:
+        with self._calls, self._begin(said, options, begin, name) as turn:
             ask = self._requests
             work = ask.reply(self.cache, *turn.request())
             return turn.finish(ask.done(work))
@@ -460,7 +460,7 @@ class Session:
     async def _asend(self, name: str, said: Any, options: Any) -> Generation:
         begin = time.monotonic()
         async with self._calls:
-            with self._begin(name, said, options, begin) as turn:
+            with self._begin(said, options, begin, name) as turn:
                 ask = self._requests
                 work = ask.reply(self.cache, *turn.request())
                 return turn.finish(await ask.adone(work))
@@ -492,9 +492,7 @@ class Session:
         """Requires: acquired."""
         with contextlib.ExitStack() as undo:
             undo.callback(self._calls.release)
-            turn = undo.enter_context(
-                self._begin("text", text, options, begin)
-            )
+            turn = undo.enter_context(self._begin(text, options, begin))
             ask = self._requests
             inner = ask.done(ask.stream(self.cache, *turn.request()))
             stream = ChatStream(inner, turn, self._calls.release)
@@ -787,7 +785,9 @@ class Session:
         """
         await self._calls.aclose(self.cache)
 
-    def _begin(self, name: str, said: Any, options: Any, begin: float) -> Turn:
+    def _begin(
+        self, said: Any, options: Any, begin: float, name: str = "text"
+    ) -> Turn:
         """Begins a turn with what is said, or with `name` "results" with
         these. Requires: acquired.
         """
