@@ -19,7 +19,7 @@ from gemmakv.chat._tools import (
     plain_tools,
     tool_use,
 )
-from gemmakv.errors import ArgumentError, unexpected
+from gemmakv.errors import ArgumentError, unexpected, within
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._message import fields_of, message_of, result_content
 from gemmakv.generation._result import ToolCall
@@ -138,13 +138,13 @@ def said_messages(said: Any, calls: Sequence[ToolCall]) -> list[Message]:
     else:
         listed = list(said)
     if listed and all(map(_is_part, listed)):
-        listed = [Message("user", listed)]
+        listed = [{"role": "user", "content": listed}]
     try:
         messages = [message_of(one) for one in listed]
     except TypeError:
         raise unexpected("text", expected, said) from None
     except ValueError as error:
-        raise ValueError(f"text.{error}") from None
+        raise within("text.", error) from None
     roles = {message.role for message in messages}
     if roles == {"tool"}:
         return result_messages("text", calls, messages)

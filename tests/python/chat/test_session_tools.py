@@ -233,8 +233,11 @@ def test_what_is_said(talker: Gemma) -> None:
                 [3]):  # fmt: skip
         with pytest.raises(ValueError, match=r"^text: expected a str of more"):
             session.send(bad)
-    with pytest.raises(ValueError, match=r"^text.role: expected one of"):
+    with pytest.raises(ArgumentError, match=r"^text.role: expected one of"):
         session.send({"role": "x", "content": "a"})
+    with pytest.raises(ArgumentError) as error:
+        session.send([{"type": "image"}])
+    assert error.value.argument == "text.content[0].type"
 
 
 def test_a_function_that_raises(talker: Gemma, script: Script) -> None:
