@@ -3,11 +3,10 @@
     import gemmakv
 
     gemma = gemmakv.Gemma.load("gemma-3-270m")
-    cache = gemmakv.create_kv_cache(gemma.model_type)
-    print(gemma.generate(cache, "Once upon a time", max_tokens=16).text)
+    print(gemma.generate("Once upon a time", max_tokens=16).text)
 
 Weights are immutable and shared by any number of conversations; a
-conversation is its `KVCache`.
+conversation is its `KVCache`, which `gemma.new_cache` makes.
 """
 
 from gemmakv._support import interrupts as _interrupts  # before the others
@@ -19,6 +18,7 @@ from gemmakv._support import compiled as _compiled  # before what needs it
 from typing import TYPE_CHECKING, Any
 
 from gemmakv import options, templates
+from gemmakv._support.public import publish as _publish
 from gemmakv.cache._kv_cache import (
     KVCache,
     LayerView,
@@ -35,6 +35,7 @@ from gemmakv.cache._padded import (
 from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
 from gemmakv.cache._remote_client import RemoteStore
+from gemmakv.chat._functions import tool_schema
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Segment, Template
 from gemmakv.chat._session import Session, SessionStats
@@ -120,8 +121,12 @@ __all__ = [
     "create_kv_cache",
     "options",
     "templates",
+    "tool_schema",
     "verify",
 ]
+
+_publish(globals())
+del _publish
 
 
 def __getattr__(name: str) -> Any:

@@ -6,13 +6,17 @@ import math
 import operator
 import os
 from collections.abc import Sequence
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from gemmakv import _core
 from gemmakv.errors import ArgumentError, unexpected
 
+QuantizeType = Literal["q8_0", "q5_0", "q4_0", "bf16"]
+
 _LARGEST = (1 << 62) - 1
+_Name = TypeVar("_Name", bound=str)
 
 
 def integer(
@@ -64,11 +68,13 @@ def boolean(name: str, value: object) -> bool:
     return value
 
 
-def choice(name: str, value: object, names: Sequence[str]) -> str:
+def choice(name: str, value: object, names: Sequence[_Name]) -> _Name:
     """Gives `value`, one of `names`. Raises ArgumentError that lists them."""
-    if not isinstance(value, str) or value not in names:
-        raise unexpected(name, f"one of {', '.join(names)}", value)
-    return value
+    if isinstance(value, str):
+        for one in names:
+            if one == value:
+                return one
+    raise unexpected(name, f"one of {', '.join(names)}", value)
 
 
 def byte_view(name: str, value: object) -> memoryview:

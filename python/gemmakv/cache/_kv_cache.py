@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,8 @@ __all__ = ["KVCache", "LayerView", "Truncation", "create_kv_cache"]
 _MAGIC = b"GKVCACHE"
 _HEAD_BYTES = 24
 _NEWEST = 3  # version of the format
-KV_DTYPES = ("f32", "bf16", "int8")
+KvDtype = Literal["f32", "bf16", "int8"]
+KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 
 class KVCache:
@@ -130,9 +131,9 @@ class KVCache:
         return ModelType(name) if name else None
 
     @property
-    def kv_dtype(self) -> str:
+    def kv_dtype(self) -> KvDtype:
         """How keys and values are stored: "f32", "bf16" or "int8"."""
-        return self._core.kv_dtype
+        return cast(KvDtype, self._core.kv_dtype)
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
@@ -145,7 +146,7 @@ class KVCache:
         return [LayerView(self, i) for i in range(self._core.num_layers)]
 
     def fork(self) -> KVCache:
-        """An independent conversation with the same content.
+        """Makes an independent conversation with the same content.
 
         Shares the blocks: no key or value is copied. `copy.copy` and
         `copy.deepcopy` do the same; pickling uses `to_bytes`.
@@ -172,9 +173,8 @@ class KVCache:
         """
         count = integer("length", length)
         if not 0 <= count <= len(self):
-            raise ValueError(
-                f"length: expected 0 to {len(self)} (the tokens held), found "
-                f"{count}"
+            raise unexpected(
+                "length", f"0 to {len(self)} (the tokens held)", count
             )
         return self._core.truncate(count)
 
@@ -211,7 +211,7 @@ class KVCache:
         return self._core.checkpoint_bytes
 
     def to_bytes(self, checkpoints: bool = False) -> bytes:
-        """The conversation as bytes, for `from_bytes`.
+        """Writes the conversation into bytes, for `from_bytes`.
 
         Going on from the restored conversation gives bit for bit what going
         on from this one gives. With `checkpoints`, they are kept too. The
@@ -226,7 +226,7 @@ class KVCache:
         *,
         pool: BlockPool | None = None,
     ) -> KVCache:
-        """The conversation that `to_bytes` gave, in blocks of `pool`.
+        """Reads the conversation that `to_bytes` wrote, in blocks of `pool`.
 
         If `gemma` is given, MismatchError is raised at once if the
         conversation belongs to other weights, or is an empty one for another
@@ -279,7 +279,7 @@ class KVCache:
 
 
 def _snapshot_bytes(head: bytes) -> int:
-    """Of a whole snapshot that begins so; 0 for what is none, or newer."""
+    """Reads the size of a snapshot from its head; 0 for none or a newer one."""
     version = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 4], "little")
     if not head.startswith(_MAGIC) or version > _NEWEST:
         return 0
@@ -295,7 +295,7 @@ def _config_of_loaded(gemma: LoadedModel) -> tuple[ModelConfig, str]:
 
 @dataclasses.dataclass(frozen=True)
 class LayerView:
-    """What one layer of a conversation holds now."""
+    """A view of one layer: what a conversation holds there now."""
 
     cache: KVCache
     index: int
@@ -333,7 +333,7 @@ class LayerView:
         return end - begin
 
     @property
-    def dtype(self) -> str:
+    def dtype(self) -> KvDtype:
         """How keys and values are stored: "f32", "bf16" or "int8"."""
         return self.cache.kv_dtype
 
@@ -369,13 +369,13 @@ class LayerView:
 def create_kv_cache(
     model: ModelType | str | ModelConfig | LoadedModel,
     capacity_tokens: int | None = None,
-    kv_dtype: str = "bf16",
+    kv_dtype: KvDtype = "bf16",
     *,
     block_tokens: int = 64,
     checkpoint_bytes: int | None = None,
     pool: BlockPool | None = None,
 ) -> KVCache:
-    """An empty conversation for a model; needs no weights.
+    """Makes an empty conversation for a model; needs no weights.
 
     Args:
       model: a ModelType or its name, an alias that `Gemma.load` takes, a

@@ -12,7 +12,9 @@ from typing import (
     TYPE_CHECKING,
     Any,
     BinaryIO,
+    Literal,
     NamedTuple,
+    get_args,
     get_origin,
     get_type_hints,
 )
@@ -33,7 +35,7 @@ from gemmakv.errors import (
     unexpected,
 )
 from gemmakv.generation._grammar import Grammar
-from gemmakv.generation._options import split_rows
+from gemmakv.generation._options import APART, split_rows
 
 if TYPE_CHECKING:
     from gemmakv.chat._gemma import Gemma
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
 MAGIC = b"GKVSESSN"
 VERSION = 2
 TOKEN_VERSION = 3  # tokens in place of keys and values
+# The two with tools, calls or results: of each, a version that knows none of
+# these reads no further than the number.
+TOOL_VERSION, TOOL_TOKEN_VERSION = 4, 5
 # Magic, version, zero, bytes of the text part, bytes of the KV part.
 _HEADER = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
@@ -49,7 +54,8 @@ HOW_TO_REBUILD = (
     "Session.load(..., rebuild=True) keeps the text and computes the keys and "
     "values again"
 )
-OVERFLOWS = ("error", "drop_oldest_turns")
+Overflow = Literal["error", "drop_oldest_turns"]
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 # Where a snapshot states its size (docs/snapshot-format.md).
 _SNAPSHOT_BYTES = struct.Struct("<16xQ")
 
@@ -72,10 +78,20 @@ class SessionText:
     saved_prefill_tokens: int
     ends: list[int | None] = dataclasses.field(default_factory=list)
     think: bool | None = None
+    tools: list[Any] = dataclasses.field(default_factory=list)
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+
+    @property
+    def knows_tools(self) -> bool:
+        return bool(self.tools) or any(
+            message.tool_calls or message.role == "tool"
+            for message in self.messages
+        )
 
 
 def kinds_of(fields: type) -> dict[str, Any]:
-    """What `isinstance` may ask of a dataclass's fields as JSON has them."""
+    """Gives what `isinstance` may ask of a dataclass's fields in JSON."""
     return {
         name: get_origin(hint) if isinstance(hint, GenericAlias) else hint
         for name, hint in get_type_hints(fields).items()
@@ -85,14 +101,14 @@ def kinds_of(fields: type) -> dict[str, Any]:
 def write(
     text: SessionText, cache: KVCache, write: Callable[[bytes], None]
 ) -> None:
-    """Has `write` take the bytes, one piece after the other."""
+    """Gives the bytes to `write`, one piece after the other."""
     begun = False
 
     def write_piece(piece: bytes) -> None:
         nonlocal begun
         if not begun:
             [size] = _SNAPSHOT_BYTES.unpack_from(piece)
-            write(_head(text, VERSION, size))
+            write(_head(text, False, size))
             begun = True
         write(piece)
 
@@ -105,17 +121,24 @@ def write_tokens(
     fingerprint: str,
     write: Callable[[bytes], None],
 ) -> None:
-    """The same without keys and values: token ids, and of which weights."""
+    """Does it without keys and values: with token ids, and their weights."""
     part = bytes.fromhex(fingerprint) + ids.astype("<i4").tobytes()
     part += hashlib.sha256(part).digest()
-    write(_head(text, TOKEN_VERSION, len(part)) + part)
+    write(_head(text, True, len(part)) + part)
 
 
-def _head(text: SessionText, version: int, kv_bytes: int) -> bytes:
-    """All that stands before the KV part."""
+def _head(text: SessionText, tokens: bool, kv_bytes: int) -> bytes:
+    """Makes all that stands before the KV part, which has `tokens` or keys and
+    values.
+    """
+    version = TOKEN_VERSION if tokens else VERSION
+    if text.knows_tools:
+        version = TOOL_TOKEN_VERSION if tokens else TOOL_VERSION
     fields = {name: getattr(text, name) for name in _KINDS}
-    if text.think is not None:  # versions without it read all others
-        fields["think"] = text.think
+    for name, default in _OPTIONAL.items():
+        # Versions that do not know it read files without it.
+        if getattr(text, name) != default:
+            fields[name] = getattr(text, name)
     fields["messages"] = [message.to_dict() for message in text.messages]
     fields["options"] = options_to_json(text.options)
     document = to_json("messages", fields)
@@ -142,7 +165,7 @@ class TokenPart:
         )
 
     def check(self, gemma: Gemma, text: SessionText) -> Ids:
-        """The token ids, for that model."""
+        """Gives the token ids, for that model."""
         if self.fingerprint != gemma.fingerprint:
             raise MismatchError(
                 "session: its tokens are for other weights, or for these on "
@@ -161,19 +184,29 @@ class TokenPart:
         return ids
 
 
+class SessionState(NamedTuple):
+    """What a session is, the tokens of its cache, and which model they are
+    for.
+    """
+
+    text: SessionText
+    ids: Ids
+    fingerprint: str
+
+
 class KeptTokens(NamedTuple):
-    """Of a session whose keys and values are in the prefix cache."""
+    """The tokens of a session whose keys and values are in the prefix cache."""
 
     kv_dtype: str
     ids: Ids
 
 
 def kept_tokens(file: BinaryIO) -> KeptTokens | None:
-    """Of a session file; None for one that has keys and values, or is none.
-    Raises CorruptFile, MismatchError.
+    """Reads them from a session file; gives None for one that has keys and
+    values, or is none. Raises CorruptFile, MismatchError.
     """
     head = file.read(_HEADER.size)
-    if len(head) < _HEADER.size or _HEADER.unpack(head)[1] != TOKEN_VERSION:
+    if len(head) < _HEADER.size or not _has_tokens(_HEADER.unpack(head)[1]):
         return None
     text, part = split(memoryview(head + file.read(_size(head))))
     assert isinstance(part, TokenPart)
@@ -181,12 +214,12 @@ def kept_tokens(file: BinaryIO) -> KeptTokens | None:
 
 
 def read(path_or_file: PathOrFile) -> bytes:
-    """The bytes of a file that begins as a session does."""
+    """Reads the bytes of a file that begins as a session does."""
     return read_all(path_or_file, _HEADER.size, _size)
 
 
 def is_session(path: StrPath) -> bool:
-    """Whether a file is one that `Session.save` wrote, or empty."""
+    """Tells whether a file is one that `Session.save` wrote, or empty."""
     with open(path, "rb") as file:
         return file.read(len(MAGIC)) in (b"", MAGIC)
 
@@ -194,7 +227,7 @@ def is_session(path: StrPath) -> bool:
 def split(
     data: memoryview, whole: bool = True
 ) -> tuple[SessionText, memoryview | TokenPart]:
-    """The text part, checked, and the KV part.
+    """Gives the text part, checked, and the KV part.
 
     Without `whole`, the KV part may be anything, and is not looked at.
     """
@@ -218,7 +251,7 @@ def split(
             "session: the text part is not that of a session: "
             + one_line(error)
         ) from None
-    if version == TOKEN_VERSION and whole:
+    if _has_tokens(version) and whole:
         return text, TokenPart.of(data[start:])
     return text, data[start:]
 
@@ -235,13 +268,13 @@ def restore(
 
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Generation keywords as JSON has them; functions and models are left
-    out.
+    """Gives generation keywords as JSON has them; functions and models are
+    left out.
     """
     plain = {
         name: value
         for name, value in options.items()
-        if name not in ("progress", "draft") and not callable(value)
+        if name not in APART and not callable(value)
     }
     if plain.get("logit_bias"):  # JSON has neither int keys nor infinity
         plain["logit_bias"] = [
@@ -255,8 +288,8 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
-    """What `options_to_json` was given. Raises ValueError for a value that is
-    bad, TypeError for a keyword that is none.
+    """Gives what `options_to_json` was given. Raises ValueError for a bad
+    value, TypeError for a keyword that is none.
     """
     bias = options.get("logit_bias")
     if bias:
@@ -275,7 +308,7 @@ def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(head: bytes) -> int:
-    """Bytes of the whole, of its first bytes; raises if they are others."""
+    """Counts the bytes of the whole, from the first; raises for others."""
     if len(head) < _HEADER.size or head[: len(MAGIC)] != MAGIC:
         found = f"{brief(head[: len(MAGIC)])} at the beginning"
         if MAGIC.startswith(head[: len(MAGIC)]):  # and no more of it
@@ -284,17 +317,28 @@ def _size(head: bytes) -> int:
             f"session: expected a file of a saved session, found {found}"
         )
     _, version, _, text_bytes, kv_bytes = _HEADER.unpack(head)
-    if version > TOKEN_VERSION:
+    if version > TOOL_TOKEN_VERSION:
         raise MismatchError(
             f"session: format version {version} is newer than this version of "
-            f"gemmakv reads ({TOKEN_VERSION}); update gemmakv"
+            f"gemmakv reads ({TOOL_TOKEN_VERSION}); update gemmakv"
         )
     size: int = _HEADER.size + text_bytes + _DIGEST_BYTES + kv_bytes
     return size
 
 
+def _has_tokens(version: int) -> bool:
+    """Tells whether files of a version have tokens for keys and values."""
+    return version in (TOKEN_VERSION, TOOL_TOKEN_VERSION)
+
+
 _KINDS = kinds_of(SessionText)
-del _KINDS["think"]  # optional
+_OPTIONAL: dict[str, Any] = {
+    "think": None,
+    "tools": [],
+    "tool_choice": None,
+    "parallel_tool_calls": True,
+}
+_OPTIONAL_KINDS = {name: _KINDS.pop(name) for name in _OPTIONAL}
 
 
 def _upgrade(fields: dict[str, Any]) -> None:
@@ -310,19 +354,21 @@ def _upgrade(fields: dict[str, Any]) -> None:
 
 
 def _checked(fields: Any) -> SessionText:
-    """Fields of the right types. Raises KeyError, TypeError or ValueError."""
+    """Checks the types of fields. Raises KeyError, TypeError or ValueError."""
     for name, kind in _KINDS.items():
         value = fields[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"{name} is {brief(value)}")
-    if unknown := fields.keys() - _KINDS - {"think"}:
+    if unknown := fields.keys() - _KINDS.keys() - _OPTIONAL.keys():
         raise TypeError(f"unknown field {min(unknown)}")
-    if not isinstance(fields.get("think"), bool | None):
-        raise TypeError(f"think is {brief(fields['think'])}")
+    for name, kind in _OPTIONAL_KINDS.items():
+        value = fields.get(name, _OPTIONAL[name])
+        if kind is not Any and not isinstance(value, kind):
+            raise TypeError(f"{name} is {brief(value)}")
     text = SessionText(**fields)
     text.messages = messages_of(text.messages) if text.messages else []
     text.options = options_from_json(text.options)
-    turns = len(text.messages) // 2
+    turns = sum(message.role == "user" for message in text.messages)
     if len(text.ends) > turns or not all(
         end is None or type(end) is int and end >= 0 for end in text.ends
     ):
@@ -331,7 +377,7 @@ def _checked(fields: Any) -> SessionText:
 
 
 def _plain(value: object) -> object:
-    """Numbers and sequences of other libraries, for JSON."""
+    """Gives numbers and sequences of other libraries as JSON has them."""
     for convert in ("tolist", "item"):
         if hasattr(value, convert):
             return getattr(value, convert)()

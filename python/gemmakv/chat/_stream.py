@@ -1,4 +1,4 @@
-"""A reply of a session, piece by piece."""
+"""A reply to messages, piece by piece."""
 
 from __future__ import annotations
 
@@ -6,41 +6,58 @@ import contextlib
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from gemmakv import _core
-from gemmakv.chat._conversation import Turn
-from gemmakv.chat._reply import said
-from gemmakv.generation._result import Generation, Piece
+from gemmakv.chat._reply import Part, ReplyReader, calls_in, said
+from gemmakv.generation._result import Generation, Piece, ToolCall
 from gemmakv.generation._stream import _POLL_S, LetGo, PieceStream, Stream
+
+
+class Answer(Protocol):
+    """A reply in the making: a turn of a session, or the result of a call."""
+
+    def reader(self) -> ReplyReader:
+        """Makes what tells the parts of the reply apart."""
+
+    def finish(self, generation: Generation) -> Generation:
+        """Takes in the reply; returns it with its parts apart."""
+
+    def keep(
+        self, text: str, reasoning: str, calls: Sequence[ToolCall]
+    ) -> str:
+        """Takes in what there is of one that failed; returns its text."""
+
+    def take_back(self) -> None:
+        """Leaves all as it was before."""
 
 
 class ChatStream(PieceStream):
     """Pieces of a reply that is being made: `for`, or `async for`, which
     never blocks its event loop.
 
-    The texts of all pieces joined are the reply as it stands in the session's
-    messages: white space around it is left out, so white space waits for the
-    text that follows it. The same holds for `reasoning`, what the model thinks
-    before. The session is busy until the stream has ended, is
-    cancelled or dropped. To be read by one thread or task at a time.
+    The texts of all pieces joined are the reply's text, without white space
+    around it, so white space waits for the text that follows it. The same
+    holds for `reasoning`, what the model thinks before. Calls of tools are in
+    `result` alone. To be read by one thread or task at a time.
 
-    An exception of the generation or of its `progress` ends the reply: what
-    was delivered of it stays in the session, marked `incomplete`. If that is
-    nothing, the session is as it was before the turn.
+    A session is busy until its stream has ended, is cancelled or dropped. An
+    exception of the generation or of its `progress` ends the reply: what was
+    delivered of it stays in the session, marked `incomplete`, or in the cache
+    that `Gemma.chat` was given. If that is nothing, both are as they were.
     """
 
     def __init__(
-        self, inner: Stream, turn: Turn, release: Callable[[], None]
+        self, inner: Stream, turn: Answer, release: Callable[[], None]
     ) -> None:
-        """`release` is called when the turn has ended."""
+        """Calls `release` when the turn has ended."""
         self._inner = inner
         self._handle = inner._handle
         self._turn = turn
         self._release = release
-        self._reader = turn.talk.reader()
-        self._text = self._reasoning = ""  # of all pieces of `inner`
+        self._reader = turn.reader()
+        self._pushed: list[tuple[int, str]] = []  # to the reader
         self._ready: deque[Piece] = deque()  # read, but not given out
         self._ended = False  # the session has the reply, or is as before
         self._generation: Generation | None = None
@@ -97,7 +114,7 @@ class ChatStream(PieceStream):
                     self._working = False
 
     def _waits_for_reader(self) -> bool:
-        """Whether the reply comes to no end before somebody reads."""
+        """Tells whether the reply comes to no end before somebody reads."""
         if self._ended:
             return False
         # The loop that would do it may be waiting here.
@@ -105,7 +122,7 @@ class ChatStream(PieceStream):
         return self._handle.waits_for_reader
 
     def _read_here(self) -> bool:
-        """Whether this thread is in the middle of a read."""
+        """Tells whether this thread is in the middle of a read."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -116,24 +133,28 @@ class ChatStream(PieceStream):
     def _over(self) -> bool:
         return self._ended and not self._ready
 
+    def _pause(self) -> float | None:
+        return self._inner._pause()
+
     def _ending(self) -> bool:
         return not self._ended and self._inner._ending()
 
     def _save(self) -> Any:
         return (
             self._inner._save(),
-            (self._text, self._reasoning),
             self._given,
             tuple(self._ready),
-            self._reader.state(),
+            len(self._pushed),
         )
 
     def _restore(self, before: Any) -> None:
         if not self._ended:
-            inner, texts, self._given, ready, reader = before
-            self._text, self._reasoning = texts
+            inner, self._given, ready, count = before
             self._ready = deque(ready)
-            self._reader.restore(reader)
+            del self._pushed[count:]
+            self._reader = self._turn.reader()
+            for token, text in self._pushed:
+                self._reader.push(token, text)
             self._inner._restore(inner)
 
     def _read(self, seconds: float) -> Piece | None:
@@ -174,9 +195,8 @@ class ChatStream(PieceStream):
 
     def _take(self, piece: Piece) -> Piece | None:
         """Notes a piece of `inner`; what is to be shown of it."""
-        text, reasoning = said(self._reader.push(piece.token_id, piece.text))
-        self._text += text
-        self._reasoning += reasoning
+        self._pushed.append((piece.token_id, piece.text))
+        text, reasoning = said(self._reader.push(*self._pushed[-1]))
         if piece.token_id < 0 and not text and not reasoning:
             return None
         return dataclasses.replace(piece, text=text, reasoning=reasoning)
@@ -187,9 +207,10 @@ class ChatStream(PieceStream):
         """
         if self._ended:
             return
-        self._inner._callback = None
+        self._inner.forget_callbacks()
         try:
             self._drain()
+            self._give_held()
             self._generation = self._turn.finish(self._inner.result())
             self._cut(len(self._generation.text))
         except BaseException as error:
@@ -200,13 +221,19 @@ class ChatStream(PieceStream):
     def _fail(self, error: BaseException) -> None:
         """Keeps what was delivered; with nothing, all is as before the turn."""
         self._failure = error
-        self._inner._callback = None
+        self._inner.forget_callbacks()
         self._inner.cancel()
         try:
             self._drain(Exception)  # the failure itself, again
             kept = self._inner._count > 0
             if kept:
-                kept_text = self._turn.keep(self._text, self._reasoning)
+                self._give_held()
+                reader = self._turn.reader()
+                parts: list[Part] = []
+                for token, text in self._pushed:
+                    parts += reader.push(token, text)
+                parts += reader.end()
+                kept_text = self._turn.keep(*said(parts), calls_in(parts))
                 self._cut(len(kept_text))
         except BaseException:
             kept = False  # the error that counts is the first
@@ -227,8 +254,18 @@ class ChatStream(PieceStream):
             if piece is not None:
                 self._ready.append(piece)
 
+    def _give_held(self) -> None:
+        """Adds to the last piece what its reader held back, as it might have
+        been a call.
+        """
+        text, _ = said(self._reader.end())
+        if not text:
+            return
+        last = self._ready.pop() if self._ready else Piece("", -1)
+        self._ready.append(dataclasses.replace(last, text=last.text + text))
+
     def _cut(self, length: int) -> None:
-        """Has what is still to be given out end with the message."""
+        """Cuts what is still to be given out where the message ends."""
         left = length - self._given
         for i, piece in enumerate(self._ready):
             text = piece.text[: max(left, 0)]

@@ -27,7 +27,7 @@ from gemmakv.chat._messages import (
     check_turns,
     messages_of,
 )
-from gemmakv.chat._tools import said_in_text
+from gemmakv.chat._tools import plain_tools, said_in_text
 from gemmakv.chat._turns import (
     ALTERNATING,
     ANY_ORDER,
@@ -39,10 +39,11 @@ from gemmakv.chat._turns import (
 from gemmakv.errors import MismatchError, brief, unexpected
 from gemmakv.generation._option_kinds import ReplyStop
 from gemmakv.generation._options import split_rows
+from gemmakv.generation._requests import requests_of
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from gemmakv.generation._model import Model
+    from gemmakv.chat._gemma import Gemma
 
 __all__ = [
     "NAMES",
@@ -83,7 +84,7 @@ class _TextTemplate:
         return [Segment("<bos>", special=True), *body]
 
     def _body(self, messages: list[Message], opens: bool) -> list[Segment]:
-        """What follows BOS; `opens`: the model's turn at the end."""
+        """Gives what follows BOS; `opens`: the model's turn at the end."""
         raise NotImplementedError
 
 
@@ -203,6 +204,8 @@ def render(
         return turn_rules(template)
 
     opens = bool(keywords.get("add_generation_prompt", True))
+    if keywords.get("tools"):
+        keywords["tools"] = plain_tools(keywords["tools"])
     messages, places = arrange(messages, rules, opens)
     tooled = any(one.tool_calls or one.role == "tool" for one in messages)
     if isinstance(template, FileTemplate) and template.knows_results:
@@ -257,7 +260,7 @@ def _render_arranged(
 
 
 def _takes_keywords(render: Callable[..., Any]) -> bool:
-    """Whether it is a template's `render` with tools, not the former one."""
+    """Tells a template's `render` with tools from the former one."""
     if isinstance(render, types.MethodType):
         return _names_tools(render.__func__)
     return _names_tools.__wrapped__(render)  # it may have no hash
@@ -272,15 +275,15 @@ def _names_tools(function: Callable[..., Any]) -> bool:
 
 
 def knows_tools(template: Template) -> bool:
-    """Whether it has a form of its own for tools, calls and results."""
+    """Tells whether it has a form of its own for tools, calls and results."""
     if isinstance(template, FileTemplate):
         return template.knows_tools
     return not isinstance(template, _TextTemplate)
 
 
 def call_form(template: Template) -> str | None:
-    """In which form calls come: "json" as `ToolUse` has it, one of `NATIVE`,
-    or None if in another one.
+    """Gives the form in which calls come: "json" as `ToolUse` has it, one of
+    `NATIVE`, or None if in another one.
     """
     if isinstance(template, Gemma4Template) or (
         isinstance(template, FileTemplate) and template.knows_tools
@@ -308,7 +311,7 @@ def thinking(template: Template, think: bool | None) -> dict[str, Any]:
 
 
 def knows_thinking(template: Template) -> bool:
-    """Whether it can say that the model is to think."""
+    """Tells whether it can say that the model is to think."""
     known: bool = getattr(
         template, "knows_thinking", not isinstance(template, _TextTemplate)
     )
@@ -316,7 +319,7 @@ def knows_thinking(template: Template) -> bool:
 
 
 def stop_ids(template: Template, tokenizer: Tokenizer) -> list[int]:
-    """The template's control tokens that end a reply."""
+    """Gives the template's control tokens that end a reply."""
     named = map(tokenizer.id_of, template.stop_tokens)
     return [token for token in named if token is not None]
 
@@ -324,7 +327,7 @@ def stop_ids(template: Template, tokenizer: Tokenizer) -> list[int]:
 def stop_texts(
     template: Template, *options: Mapping[str, Any], begun: bool = False
 ) -> list[str]:
-    """Stop strings of a reply: the template's, and `stop` of options.
+    """Gives the stop strings of a reply: the template's, and `stop` of options.
 
     The latter are looked for in the reply as it is given, without the white
     space that it begins with, which counts only where text of the reply stands
@@ -354,7 +357,7 @@ def check_reply_options(options: Mapping[str, Any]) -> None:
 
 
 def template_for(
-    gemma: Model, template: Template | str | None = None
+    gemma: Gemma, template: Template | str | None = None
 ) -> Template:
     """The template of a name, or the one that fits the model.
 
@@ -401,21 +404,22 @@ def template_for(
     raise unexpected("template", f"{names}, a Template or None", template)
 
 
-def is_pretrained(gemma: Model) -> bool:
+def is_pretrained(gemma: Gemma) -> bool:
     """Tells whether the model's files say what it is called, and neither a
     name nor a chat template that it was tuned for chat.
     """
     tuned = gemma.chat_template is not None or gemma.instruction_tuned
-    return not tuned and not gemma._info.is_anonymous
+    return not tuned and not requests_of(gemma).info.is_anonymous
 
 
-def _warn_of_anonymous(gemma: Model) -> None:
+def _warn_of_anonymous(gemma: Gemma) -> None:
     """Warns, once for each model, that the plain dialogue is but a guess."""
-    if "template" in gemma._warned or not gemma._info.is_anonymous:
+    requests = requests_of(gemma)
+    if "template" in requests.warned or not requests.info.is_anonymous:
         return
-    gemma._warned.add("template")
+    requests.warned.add("template")
     warnings.warn(
-        f"{gemma._info.names[-1]}: neither a name nor a chat template says "
+        f"{requests.info.names[-1]}: neither a name nor a chat template says "
         "whether this model was instruction-tuned; chats use the template "
         "'plain', pass template='gemma' (or 'gemma4') if it was",
         UserWarning,

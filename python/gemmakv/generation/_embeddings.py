@@ -2,24 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gemmakv._support.text import check_unicode
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, unexpected
 from gemmakv.generation._prompts import (
     Prompt,
     TokenArray,
     prompt_ids,
     token_ids,
 )
+from gemmakv.generation._requests import Requests
+from gemmakv.generation._work import off_the_loop
 from gemmakv.models._config import ModelConfig
 from gemmakv.models._embedding import EmbeddingInfo
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 POOLINGS = ("mean", "last")
 PLACE = "{text}"
+
+
+class EmbeddingJob(NamedTuple):
+    """Checked arguments of the core."""
+
+    ids: list[TokenArray]
+    dim: int
+    pooling: str
+
+
+class Embedder:
+    """Makes vectors of texts with a model."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    @property
+    def dims(self) -> list[int]:
+        """Lengths of vectors that the model makes, the whole one first."""
+        return self._requests.engine.embedding_dims
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        return dict(self._requests.info.embedding.prompts)
+
+    def prepare(
+        self,
+        texts: Iterable[Prompt],
+        dim: int | None,
+        prompt: str | None,
+        pooling: str | None = None,
+        parse_special: bool = False,
+        *,
+        longest: int | None = None,
+        truncate: bool = False,
+    ) -> EmbeddingJob:
+        """Checks the arguments of `Gemma.embed`, and encodes the texts.
+
+        `longest` replaces the model's context as the tokens of a text at most;
+        with `truncate`, the end of one that has more is left out.
+        """
+        requests = self._requests
+        size = check_dim(dim, self.dims)
+        kind = check_pooling(pooling, requests.config)
+        ids = embedding_ids(
+            texts,
+            prompt,
+            requests.config,
+            requests.tokenizer,
+            requests.info.embedding,
+            parse_special,
+            longest,
+            truncate,
+        )
+        return EmbeddingJob(ids, size, kind)
+
+    def compute(
+        self, job: EmbeddingJob, check: Callable[[], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Computes the vectors. Calls `check` now and then, and ends with what
+        that raises.
+        """
+        return self._requests.engine.embed(*job, check)
+
+    async def acompute(self, job: EmbeddingJob) -> npt.NDArray[np.float32]:
+        """Does `compute` without blocking the event loop."""
+        return await off_the_loop(lambda check: self.compute(job, check))
 
 
 def check_dim(dim: int | None, dims: Sequence[int]) -> int:
@@ -47,9 +118,12 @@ def check_pooling(pooling: str | None, config: ModelConfig) -> str:
     known = " or ".join(map(repr, POOLINGS))
     if pooling is None:
         name = config.name or config.architecture
-        raise ValueError(
-            f"pooling: expected {known}, found none: {name} is not trained to "
-            "give embeddings; its hidden states may serve as such"
+        raise ArgumentError(
+            "pooling",
+            known,
+            None,
+            shown=f"none: {name} is not trained to give embeddings; its hidden "
+            "states may serve as such",
         )
     if pooling not in POOLINGS:
         raise unexpected("pooling", known, pooling)
@@ -57,7 +131,7 @@ def check_pooling(pooling: str | None, config: ModelConfig) -> str:
 
 
 def template_of(prompt: str | None, info: EmbeddingInfo) -> str:
-    """What texts are put into, with PLACE for them; PLACE alone for none.
+    """Finds the text that texts are put into at PLACE; PLACE alone for none.
 
     Raises ValueError listing the known prompts.
     """
@@ -100,25 +174,24 @@ def embedding_ids(
     before, after = template.split(PLACE)
     listed = list(texts)
     if not listed:
-        raise ValueError("texts: expected at least one, found none")
+        raise ArgumentError("texts", "at least one", listed, shown="none")
     found = []
     for index, text in enumerate(listed):
         name = f"texts[{index}]"
         if isinstance(text, str):
             if not text:
-                raise ValueError(f"{name}: expected a text, found an empty one")
+                raise ArgumentError(name, "a text", text, shown="an empty one")
             check_unicode(name, text)
             whole = f"{before}{text}{after}"
             if tokenizer is not None and not truncate:
                 least = tokenizer._at_least(whole, most + 1)
                 _check_count(name, least, most, "at least ")
-            ids = prompt_ids(name, whole, config, tokenizer, parse_special)
+            ids, _ = prompt_ids(name, whole, config, tokenizer, parse_special)
             if adds_eos:
                 ids = np.append(ids, np.int32(config.eos_ids[0]))
         elif prompt is not None:
-            raise ValueError(
-                f"{name}: expected a text, which the prompt stands before, "
-                f"found {brief(text)}"
+            raise unexpected(
+                name, "a text, which the prompt stands before", text
             )
         else:
             ids = token_ids(name, text, config.vocab_size)

@@ -11,9 +11,11 @@ from typing import (
     Any,
     ClassVar,
     Generic,
+    Literal,
     Protocol,
     TypedDict,
     TypeVar,
+    get_args,
 )
 from typing import get_type_hints as hints_of
 
@@ -21,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.progress import Progress
+from gemmakv._support.progress import Callback, Progress
+from gemmakv.errors import ArgumentError, unexpected
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._option_kinds import (
     Bias,
@@ -39,6 +42,8 @@ from gemmakv.generation._option_kinds import (
     TokenIds,
 )
 
+PrefixMode = Literal["off", "read", "write", "on"]
+Speculate = Literal["off", "lookup", "draft"]
 Stop = str | Sequence[str] | None
 GrammarLike = Grammar | str | None
 Format = Mapping[str, Any] | None
@@ -74,7 +79,7 @@ class Draft(Protocol):
 
 
 # Keywords that are no options of the table.
-_APART = ("progress", "draft")
+APART = ("progress", "prompt_progress", "draft")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +178,7 @@ class _Keywords(
         Integer(), 0, "... and of so many likeliest at each place",
         "Implies logprobs.", in_chat=False)]
     prefix_cache: Annotated[_Text, Option(
-        Choice(("off", "read", "write", "on")), "on",
+        Choice(get_args(PrefixMode)), "on",
         "take from the prefix cache, and leave in it",
         '"read" takes and "write" leaves only.', in_chat=False)]
     grammar: Annotated[_Grammar, Option(
@@ -189,7 +194,7 @@ class _Keywords(
         '{"schema": ...}}. As `grammar` with a JSON schema.',
         in_chat=False, in_core=False)]
     speculate: Annotated[_Speculate, Option(
-        Choice(("off", "lookup", "draft")), None,
+        Choice(get_args(Speculate)), None,
         "check guesses of the next tokens in the same step",
         '"lookup" guesses that a text goes on as it did where its last tokens '
         'stood before, also in other requests of its tenant; "draft" asks the '
@@ -200,6 +205,7 @@ class _Keywords(
         Flag(), False, "names of control tokens in the prompt mean them",
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
     progress: Progress
+    prompt_progress: Callback | None
     draft: Draft | None
 
 
@@ -214,18 +220,20 @@ class Options(
         Stop,
         Sequence[int] | None,
         LogitsProcessor | None,
-        str,
+        PrefixMode,
         GrammarLike,
         Format,
-        str | None,
+        Speculate | None,
     ],
     total=False,
 ):
     """Keywords of `generate` and `stream`: docs/options.md lists them.
 
     `progress` is a callable(done, total) in tokens, or True for a line on
-    stderr. `draft` is a `Gemma` to ask what comes next in this call, instead
-    of the one that the model was loaded with.
+    stderr. `prompt_progress` is a callable(done, total) in tokens of the prompt
+    alone, which rises to the total before the first piece of a stream; what it
+    raises ends the call. `draft` is a `Gemma` to ask what comes next in this
+    call, instead of the one that the model was loaded with.
     """
 
 
@@ -240,28 +248,30 @@ class BatchOptions(
         Stop | Sequence[Stop],
         Sequence[int] | None | Sequence[Sequence[int] | None],
         LogitsProcessor | None | Sequence[LogitsProcessor | None],
-        str | Sequence[str],
+        PrefixMode | Sequence[PrefixMode],
         GrammarLike | Sequence[GrammarLike],
         Format | Sequence[Format],
-        str | None | Sequence[str | None],
+        Speculate | None | Sequence[Speculate | None],
     ],
     total=False,
 ):
-    """As `Options`; each but `progress` and `draft` is one value for all rows
-    or a list with one value per row. A list of str is one `stop` for all rows,
+    """Keywords of `generate_batch`: those of `Options` but `prompt_progress`.
+
+    Each but `progress` and `draft` is one value for all rows or a list with
+    one value per row. A list of str is one `stop` for all rows,
     one of ints one `stop_token_ids`; one per row is a list of lists (or of
     None).
     """
 
 
 class GenerationOptions:
-    """What is known of each generation keyword but `progress` and `draft`."""
+    """The table of generation keywords, but for those that take objects."""
 
     table: ClassVar[Mapping[str, Option]] = MappingProxyType(
         {
             name: hint.__metadata__[0]
             for name, hint in hints_of(_Keywords, include_extras=True).items()
-            if name not in _APART
+            if name not in APART
         }
     )
 
@@ -299,15 +309,15 @@ class GenerationOptions:
 
 
 def speculation(value: object, has_draft: bool = False) -> str:
-    """Of a model that is loaded with `speculate=value`, and maybe a draft.
-    ValueError for what it cannot be.
+    """Says where guesses come from in a model that is loaded with
+    `speculate=value`, and maybe a draft. Raises ValueError for what cannot be.
     """
     checked: str | None = GenerationOptions.table["speculate"].check(
         "speculate", value
     )
     if checked == "draft" and not has_draft:
-        raise ValueError(
-            "speculate: expected a draft= with 'draft', found none"
+        raise ArgumentError(
+            "speculate", "a draft= with 'draft'", value, shown="none"
         )
     return checked or ("draft" if has_draft else "lookup")
 
@@ -325,13 +335,13 @@ def split_rows(
     """
     result: list[dict[str, Any]] = [{} for _ in range(rows)]
     for name, value in keywords.items():
-        if name in _APART:
+        if name in APART:
             continue
         option = GenerationOptions.table.get(name)
         if option is None:
             raise TypeError(
                 f"unexpected keyword {name!r}; known: "
-                + ", ".join([*GenerationOptions.table, *_APART])
+                + ", ".join([*GenerationOptions.table, *APART])
             )
         values: Sequence[object] = [value] * rows
         names = [name] * rows
@@ -339,9 +349,10 @@ def split_rows(
             values = list(value)  # type: ignore[call-overload]
             names = [f"{name}[{i}]" for i in range(rows)]
             if len(values) != rows:
-                raise ValueError(
-                    f"{name}: expected one value or a list of {rows} (one per "
-                    f"row), found {len(values)}"
+                raise unexpected(
+                    name,
+                    f"one value or a list of {rows} (one per row)",
+                    len(values),
                 )
         for row, label, one in zip(result, names, values):
             converted = option.check(label, one)
@@ -349,8 +360,11 @@ def split_rows(
                 row[name] = converted
     for row in result:
         if "grammar" in row and "response_format" in row:
-            raise ValueError(
-                "response_format: expected it or grammar, found both"
+            raise ArgumentError(
+                "response_format",
+                "it or grammar",
+                row["response_format"],
+                shown="both",
             )
     return result
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
+from gemmakv.generation._message import (
+    Message,
+    reply_message,
+    result_content,
+)
 
 if TYPE_CHECKING:
     from gemmakv.cache._kv_cache import KVCache
+
+
+FinishReason = Literal["stop", "length", "deadline", "cancelled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +82,7 @@ class TopLogprobs:
 
     @classmethod
     def of(cls, arrays: tuple[Any, Any] | None) -> TopLogprobs | None:
-        """Of the core's arrays."""
+        """Makes one of the core's arrays."""
         return None if arrays is None else cls(*arrays)
 
 
@@ -94,9 +102,19 @@ class ToolCall:
     arguments: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """As a message's `tool_calls` have it."""
+        """Gives the call as a message's `tool_calls` have it."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
+
+    def result(self, value: object) -> Message:
+        """Makes the message that gives a result back.
+
+        Text stays as it is; a dict, a dataclass and a pydantic model become
+        fields, other values JSON text, and what JSON cannot say `str` of it.
+        """
+        return Message(
+            "tool", result_content(value), name=self.name, tool_call_id=self.id
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +147,7 @@ class Piece:
     text: str
     token_id: int
     logprob: float | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     top_logprobs: TopLogprobs | None = None
     reasoning: str = ""
 
@@ -158,7 +176,7 @@ class Generation:
     token_ids: list[int]
     logprobs: npt.NDArray[np.float32] | None
     seed: int
-    finish_reason: str
+    finish_reason: FinishReason
     usage: Usage
     timings: Timings
     cache: KVCache | None = dataclasses.field(default=None, repr=False)
@@ -170,6 +188,16 @@ class Generation:
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def message(self) -> Message:
+        """The reply as a message, with its calls and thoughts."""
+        return reply_message(
+            self.text,
+            self.reasoning,
+            self.tool_calls,
+            self.finish_reason == "cancelled",
+        )
 
 
 def generation_of(
@@ -189,7 +217,7 @@ def generation_of(
         token_ids=token_ids,
         logprobs=result.logprobs,
         seed=result.seed,
-        finish_reason=result.finish_reason,
+        finish_reason=cast(FinishReason, result.finish_reason),
         usage=Usage(
             prompt_tokens=prompt.prompt_tokens,
             cached_tokens=prompt.cached_tokens,

@@ -48,20 +48,6 @@ def with_bos(ids: list[int], bos_id: int) -> list[int]:
     return ids if bos_id < 0 or ids[:1] == [bos_id] else [bos_id, *ids]
 
 
-def lacks_bos(
-    text: str, tokenizer: Tokenizer | None, bos_id: int, parse_special: bool
-) -> bool:
-    """Tells whether `with_bos` puts one before the ids of a text, which is not
-    encoded for it.
-    """
-    if bos_id < 0:
-        return False
-    if not parse_special or tokenizer is None:
-        return True  # no text has the ids of control tokens
-    name = tokenizer.piece_of(bos_id)
-    return not text.startswith(name) or tokenizer.encode(name, True) != [bos_id]
-
-
 class Tokenizer(abc.ABC):
     """Tokenizer of a model.
 
@@ -76,8 +62,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def id_of(self, piece: str) -> int | None:
-        """The token whose piece is exactly `piece`, control tokens included;
-        None if there is none.
+        """Finds the token whose piece is exactly `piece`, control tokens
+        included; None if there is none.
         """
 
     @abc.abstractmethod
@@ -112,6 +98,34 @@ class Tokenizer(abc.ABC):
     @property
     def vocab_size(self) -> int:
         return self._vocab_size
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that stands before the first text; None if there is none.
+
+        A tokenizer that came with a model takes it, and `eos_ids`, from the
+        model; any other takes the tokens that are called <bos> and <eos>.
+        """
+        bos_id, _ = self._ends
+        return None if bos_id < 0 else bos_id
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end what a model says."""
+        return self._ends[1]
+
+    @cached_property
+    def _ends(self) -> tuple[int, tuple[int, ...]]:
+        bos_id, eos_id = self.id_of("<bos>"), self.id_of("<eos>")
+        ends = () if eos_id is None else (eos_id,)
+        return -1 if bos_id is None else bos_id, ends
+
+    def set_ends(self, bos_id: int, eos_ids: Sequence[int]) -> None:
+        """Replaces the tokens found by name; `bos_id` < 0 is none.
+
+        The loader of a model calls it, before anybody else has the tokenizer.
+        """
+        self._ends = bos_id, tuple(eos_ids)
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
@@ -161,26 +175,31 @@ class Tokenizer(abc.ABC):
         words = max(map(len, map(str.split, texts)))
         return max(1, *map(len, pieces)), max(1, words)
 
-    def encode(self, text: str, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`, without BOS.
+    def encode(
+        self, text: str, parse_special: bool = False, *, add_bos: bool = False
+    ) -> list[int]:
+        """Turns a text into token ids, without BOS unless `add_bos`.
 
         The strings of control tokens ("<end_of_turn>") are ordinary text
-        unless `parse_special`. Raises ValueError if `text` cannot be
-        expressed in UTF-8 (lone surrogates).
+        unless `parse_special`. With `add_bos` the ids are those that
+        `Gemma.generate` begins a conversation with: BOS stands in front if
+        the model has one and the text does not spell it already. Raises
+        ValueError if `text` cannot be expressed in UTF-8 (lone surrogates).
         """
         if not isinstance(text, str):
-            raise ValueError(f"text: expected a str, found {type(text)}")
+            raise unexpected("text", "a str", text)
         check_unicode("text", text)
-        if not parse_special:
-            return self._encode_plain(text) if text else []
         ids: list[int] = []
-        for part, token in self.split_special(text):
-            ids += self._encode_plain(part) if token is None else [token]
-        return ids
+        if parse_special:
+            for part, token in self.split_special(text):
+                ids += self._encode_plain(part) if token is None else [token]
+        elif text:
+            ids = self._encode_plain(text)
+        return with_bos(ids, self._ends[0]) if add_bos else ids
 
     def split_special(self, text: str) -> list[tuple[str, int | None]]:
-        """`text` in parts: (a control token's string, its id) and, between
-        them, (text, None). No part is empty.
+        """Splits a text into parts: (a control token's string, its id) and,
+        between them, (text, None). No part is empty.
         """
         parts: list[tuple[str, int | None]] = []
         done = 0
@@ -194,13 +213,14 @@ class Tokenizer(abc.ABC):
         return parts
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of token ids. Control tokens are silent; bytes that are not
-        UTF-8 become U+FFFD. Raises ValueError for an id that is no token.
+        """Turns token ids into text. Control tokens are silent; bytes that
+        are not UTF-8 become U+FFFD. Raises ValueError for an id that is no
+        token.
         """
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Bytes of token ids: exact where `decode` must replace."""
+        """Turns token ids into bytes: exact where `decode` must replace."""
         if not isinstance(ids, Iterable):
             raise unexpected("ids", "token ids", ids)
         table = self.token_bytes
@@ -210,8 +230,8 @@ class Tokenizer(abc.ABC):
         return b"".join(parts)
 
     def piece_of(self, token: int) -> str:
-        """The piece of a token, the inverse of `id_of`. Raises ValueError for
-        an id that is no token.
+        """Gives the piece of a token, the inverse of `id_of`. Raises ValueError
+        for an id that is no token.
         """
         return self._piece(self._checked("token", token))
 

@@ -14,6 +14,7 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, KVCache, create_kv_cache
+from gemmakv.generation._requests import requests_of
 from support import tiny_gguf
 from support.bad_files import Edit, forget, one_line, put
 
@@ -384,14 +385,12 @@ def test_bad_tokens(
     assert used.to_bytes() == before
 
 
-def test_logits_of_a_str_says_what_to_do(tiny: Gemma, used: KVCache) -> None:
-    with pytest.raises(ValueError, match="tokenizer.encode"):
-        tiny.logits(used, "text")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("cache", [None, "cache", 3, object()])
 def test_not_a_cache(tiny: Gemma, cache: Any) -> None:
+    # None is a new one, where a prompt may stand alone.
     for call in (tiny.generate, tiny.stream, tiny.logits):
+        if cache is None and call != tiny.logits:
+            continue
         with pytest.raises(ValueError, match="cache: expected a KVCache"):
             call(cache, [5])
     with pytest.raises(ValueError, match=r"caches\[0\]: expected a KVCache"):
@@ -404,7 +403,7 @@ def test_prompt_at_the_capacity_and_past_it(
 ) -> None:
     room = used.capacity_tokens - len(used)
     before = used.to_bytes()
-    steps = tiny._engine.steps
+    steps = requests_of(tiny).engine.steps
     with pytest.raises(gemmakv.CacheFullError) as caught:
         if how == "generate":
             tiny.generate(used, [5] * (room + 1))
@@ -419,7 +418,7 @@ def test_prompt_at_the_capacity_and_past_it(
             tiny.logits(used, [5] * (room + 1))
     assert str(used.capacity_tokens) in one_line(caught.value)
     assert used.to_bytes() == before
-    assert tiny._engine.steps == steps  # before any work
+    assert requests_of(tiny).engine.steps == steps  # before any work
     tiny.logits(used, [5] * room)  # exactly the limit
     with pytest.raises(gemmakv.CacheFullError):
         tiny.logits(used, [5])

@@ -15,7 +15,8 @@ import pytest
 import gemmakv
 from gemmakv import Gemma, KVCache, Segment, create_kv_cache
 from gemmakv.chat._transcript import Encoder
-from gemmakv.tokenizers._tokenizer import lacks_bos, with_bos
+from gemmakv.generation._requests import requests_of
+from gemmakv.tokenizers._tokenizer import with_bos
 from support import family_models, tiny_gguf
 from support.ctrl_c import ctrl_c_when
 from support.family_models import FAMILIES
@@ -226,9 +227,7 @@ def test_one_rule_of_bos(tiny: Gemma, text: str, special: bool) -> None:
     ids = tokenizer.encode(text, special)
     expected = ids if ids[0] == BOS else [BOS, *ids]
     assert with_bos(ids, BOS) == expected
-    assert lacks_bos(text, tokenizer, BOS, special) == (ids[0] != BOS)
     assert with_bos(ids, -1) == ids
-    assert not lacks_bos(text, tokenizer, -1, special)
     cache = create_kv_cache(tiny.config)
     tiny.prefill(cache, text, parse_special=special)
     assert cache.tokens.tolist() == expected
@@ -293,12 +292,12 @@ def test_progress_that_raises_ends_the_call_at_once(
             raise RuntimeError("from the callback")
 
     for report, count in ((fail, 100_000), (fail_at_the_end, 3)):
-        steps = endless._engine.steps
+        steps = requests_of(endless).engine.steps
         with pytest.raises(RuntimeError, match="from the callback"):
             endless.generate_batch(
                 caches, ["the", "a"], max_tokens=count, progress=report
             )
-        assert endless._engine.steps - steps < 1000
+        assert requests_of(endless).engine.steps - steps < 1000
         assert [cache.tokens.tolist() for cache in caches] == before
     with pytest.raises(RuntimeError, match="from the callback"):
         endless.generate(
@@ -406,8 +405,8 @@ def endless(request: pytest.FixtureRequest, tiny: Gemma) -> Gemma:
 
 def has_run(model: Gemma) -> Callable[[], bool]:
     """Says whether the model has run some steps from now on."""
-    before = model._engine.steps
-    return lambda: model._engine.steps > before + 3
+    before = requests_of(model).engine.steps
+    return lambda: requests_of(model).engine.steps > before + 3
 
 
 @pytest.mark.slow
