@@ -520,8 +520,8 @@ class Gemma:
     @overload
     def generate(
         self,
-        cache: KVCache | None,
-        prompt: Prompt,
+        cache: KVCache | None = None,
+        prompt: Prompt = ...,
         *,
         n: None = None,
         **options: Unpack[Options],
@@ -530,8 +530,8 @@ class Gemma:
     @overload
     def generate(
         self,
-        cache: KVCache | None,
-        prompt: Prompt,
+        cache: KVCache | None = None,
+        prompt: Prompt = ...,
         *,
         n: int,
         **options: Unpack[Options],
@@ -539,12 +539,12 @@ class Gemma:
 
     @overload
     def generate(
-        self, prompt: Prompt, *, n: None = None, **options: Unpack[Options]
+        self, prompt: Prompt, /, *, n: None = None, **options: Unpack[Options]
     ) -> Generation: ...
 
     @overload
     def generate(
-        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+        self, prompt: Prompt, /, *, n: int, **options: Unpack[Options]
     ) -> list[Generation]: ...
 
     def generate(
@@ -584,8 +584,8 @@ class Gemma:
     @overload
     async def agenerate(
         self,
-        cache: KVCache | None,
-        prompt: Prompt,
+        cache: KVCache | None = None,
+        prompt: Prompt = ...,
         *,
         n: None = None,
         **options: Unpack[Options],
@@ -594,8 +594,8 @@ class Gemma:
     @overload
     async def agenerate(
         self,
-        cache: KVCache | None,
-        prompt: Prompt,
+        cache: KVCache | None = None,
+        prompt: Prompt = ...,
         *,
         n: int,
         **options: Unpack[Options],
@@ -603,12 +603,12 @@ class Gemma:
 
     @overload
     async def agenerate(
-        self, prompt: Prompt, *, n: None = None, **options: Unpack[Options]
+        self, prompt: Prompt, /, *, n: None = None, **options: Unpack[Options]
     ) -> Generation: ...
 
     @overload
     async def agenerate(
-        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+        self, prompt: Prompt, /, *, n: int, **options: Unpack[Options]
     ) -> list[Generation]: ...
 
     async def agenerate(

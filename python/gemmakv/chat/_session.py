@@ -245,7 +245,7 @@ class Session:
             raise unexpected(
                 "overflow", " or ".join(map(repr, OVERFLOWS)), value
             )
-        self._overflow = cast(Overflow, value)
+        self._overflow = value
 
     @property
     def system(self) -> str | None:
