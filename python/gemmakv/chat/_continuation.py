@@ -24,7 +24,7 @@ _PLACE = re.compile(r"\bmessages\[(\d+)\]")
 def kept_reply(
     token_ids: Sequence[int], text: str, tokenizer: Tokenizer
 ) -> Ids:
-    """The tokens of a reply up to the end of its text.
+    """Gives the tokens of a reply up to the end of its text.
 
     What is left off is white space, the token that ended it and its stop
     string. If the text ends within a token, that token's part is encoded.
@@ -60,8 +60,8 @@ def continuation(
     tools: Tools | None = None,
     check: Callable[[Sequence[Segment]], None] | None = None,
 ) -> Ids | None:
-    """What follows the last token of `reply` when `messages` come; `check` is
-    called with it before it has tokens.
+    """Gives what follows the last token of `reply` when `messages` come;
+    `check` is called with it before it has tokens.
 
     None if the template says the reply otherwise once they have come, or
     cannot say this much by itself: the conversation then has to be rendered
@@ -92,7 +92,7 @@ def continuation(
 
 
 def moved(error: ValueError, by: int) -> ValueError:
-    """An error about messages that stand `by` places further on."""
+    """Makes an error about messages that stand `by` places further on."""
 
     def place(found: re.Match[str]) -> str:
         return f"messages[{max(int(found[1]) + by, 0)}]"
@@ -101,7 +101,7 @@ def moved(error: ValueError, by: int) -> ValueError:
 
 
 def _size(segment: Segment) -> int:
-    """Characters; a control token is one."""
+    """Counts characters; a control token is one."""
     return 1 if segment.special else len(segment.text)
 
 
@@ -122,7 +122,7 @@ def _begins(whole: Sequence[Segment], beginning: Sequence[Segment]) -> bool:
 
 
 def _common_end(one: Sequence[Segment], other: Sequence[Segment]) -> int:
-    """Characters that both end with."""
+    """Counts the characters that both end with."""
     length = 0
     for a, b in zip(reversed(one), reversed(other)):
         if a == b:
@@ -142,7 +142,7 @@ def _common_suffix(a: str, b: str) -> int:
 
 
 def _from(segments: Sequence[Segment], start: int) -> list[Segment]:
-    """Without the first `start` characters."""
+    """Gives the segments without the first `start` characters."""
     found: list[Segment] = []
     for segment in segments:
         size = _size(segment)

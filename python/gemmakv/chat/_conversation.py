@@ -54,7 +54,7 @@ class Turn:
     boundaries: list[int]  # positions where conversations part, or go on
 
     def request(self) -> tuple[Ids, dict[str, Any], list[int], list[int]]:
-        """What a model is asked for, behind the cache."""
+        """Gives what a model is asked for, after the cache."""
         ends = self.talk.stop_ids()
         return self.ids, self.options, ends, self.boundaries
 
@@ -106,7 +106,7 @@ class Turn:
 
 
 class Conversation:
-    """What a `Session` does, one call at a time and without generating.
+    """The conversation of a `Session`, without locks and without generating.
 
     The cache always says the same as the template's rendering of the messages
     as far as it goes: whenever they change, what does not belong to them is
@@ -147,7 +147,7 @@ class Conversation:
             self._encode(self.messages, False)  # a bad one shows now
 
     def all_messages(self) -> list[Message]:
-        """The messages, the system message first if there is one."""
+        """Gives the messages, the system message first if there is one."""
         return self._with_system(self.messages)
 
     @property
@@ -159,7 +159,7 @@ class Conversation:
         return self._rendering.think
 
     def reader(self) -> ReplyReader:
-        """For one reply."""
+        """Makes what reads one reply."""
         return ReplyReader(self._tokenizer, self.tools.form)
 
     def set_think(self, think: bool | None) -> None:
@@ -189,13 +189,13 @@ class Conversation:
             raise
 
     def stop_ids(self) -> list[int]:
-        """The template's control tokens that end a reply."""
+        """Gives the template's control tokens that end a reply."""
         return stop_ids(self.template, self._tokenizer)
 
     def count_tokens(self) -> int:
-        """Those of the messages, held by the cache or not: some templates say
-        a reply in another way than the model did, and the next turn computes
-        it anew.
+        """Counts the tokens of the messages, held by the cache or not: some
+        templates say a reply in another way than the model did, and the next
+        turn computes it anew.
         """
         if not self.messages:
             return len(self.cache)
@@ -204,7 +204,9 @@ class Conversation:
         return max(held + len(wanted) - said, len(self.cache))
 
     def beginning(self) -> Ids:
-        """What every way to go on begins with, if none of it is computed."""
+        """Gives what every way to go on begins with, if none of it is
+        computed.
+        """
         if len(self.cache) or not (self._opening or self.messages):
             return np.empty(0, np.int32)
         ids = self._beginning_of(self.messages)
@@ -217,8 +219,8 @@ class Conversation:
         self._forget_ends(self.ends, len(cache))
 
     def resume_tokens(self, tokens: Ids, ends: list[int | None]) -> None:
-        """`resume` where keys and values are elsewhere: the next turn takes
-        them from the prefix cache, or computes them.
+        """Goes on with tokens whose keys and values are elsewhere: the next
+        turn takes them from the prefix cache, or computes them.
         """
         self.cache.reset()
         self.cache._core.append(tokens)
@@ -226,7 +228,9 @@ class Conversation:
         self.elsewhere = True
 
     def fork(self) -> tuple[Conversation, float]:
-        """An independent copy, and the microseconds the cache's fork took."""
+        """Makes an independent copy; gives the microseconds that the cache's
+        fork took, too.
+        """
         start = time.perf_counter()
         cache = self.cache.fork()
         took_us = (time.perf_counter() - start) * 1e6
@@ -312,9 +316,10 @@ class Conversation:
         )
 
     def _boundaries(self, kept: int) -> list[int]:
-        """Where conversations part from this one: behind the system text; and
-        where it may go on from what was kept of it: its last turns' ends, up
-        to `kept`. The last token of a turn may not have been computed.
+        """Gives the positions where conversations part from this one, after
+        the system text, and where it may go on from what was kept of it: its
+        last turns' ends, up to `kept`. The last token of a turn may not have
+        been computed.
         """
         ends = [end for end in self.ends if end is not None and end <= kept]
         last = ends[-_KEPT_ENDS:]
@@ -324,12 +329,12 @@ class Conversation:
         return sorted(p for p in found if p >= _WORTH_SHARING)
 
     def _system_end(self) -> int:
-        """Tokens that the system text and what stands around it take."""
+        """Counts the tokens of the system text and what stands around it."""
         return self._rendering.system_end(self._with_system([]))
 
     @property
     def _opening(self) -> bool:
-        """Whether the model is told something before the first turn."""
+        """Tells whether the model is told something before the first turn."""
         return self.system is not None or bool(self.tools.said)
 
     def _take_in(self, messages: list[Message], kept: int) -> None:
@@ -371,7 +376,7 @@ class Conversation:
         self._truncate(self._common(wanted, exact)[0])
 
     def _beginning_of(self, messages: Sequence[Message]) -> Ids:
-        """What every way to go on from these messages begins with."""
+        """Gives what every way to go on from these messages begins with."""
         return self._rendering.shared_beginning(self._with_system(messages))
 
     def _truncate(self, length: int) -> None:
@@ -380,13 +385,13 @@ class Conversation:
 
     @staticmethod
     def _forget_ends(ends: list[int | None], length: int) -> None:
-        """Those that lie beyond the first `length` tokens."""
+        """Forgets the ends that lie beyond the first `length` tokens."""
         for i, end in enumerate(ends):
             if end is not None and end > length:
                 ends[i] = None
 
     def _common(self, wanted: Ids, exact: bool) -> tuple[int, int]:
-        """Lengths of what the cache and `wanted` have in common."""
+        """Gives the lengths of what the cache and `wanted` have in common."""
         held = self.cache.tokens
         if exact:
             count = common_exact(held, wanted)
@@ -405,7 +410,7 @@ class Conversation:
 def _beginning(
     system: str | None, messages: Messages
 ) -> tuple[str | None, list[Message]]:
-    """The system message and the turns that a session starts with."""
+    """Gives the system message and the turns that a session starts with."""
     given = messages_of(messages) if messages else []
     turns, _ = arrange(given, lambda: _PAIRS, opens=False)
     if turns and turns[-1].role in ("user", "tool"):
@@ -428,7 +433,7 @@ def _turn_starts(messages: Sequence[Message]) -> list[int]:
 
 
 def _half_stop(text: str, stops: Sequence[str]) -> int:
-    """Letters at the end that begin one of `stops`; 0 if there are none."""
+    """Counts the letters at the end that begin one of `stops`."""
     return max(
         (
             count

@@ -30,11 +30,9 @@ from gemmakv.cache._prefix import (
     salt_bytes,
 )
 from gemmakv.chat._messages import Messages, Template, Tools, messages_of
-from gemmakv.chat._native_calls import grammar_of
 from gemmakv.chat._reply import ReplyReader, read_reply, with_parts
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import (
-    call_form,
     check_reply_options,
     render,
     stop_ids,
@@ -42,7 +40,7 @@ from gemmakv.chat._templates import (
     template_for,
     thinking,
 )
-from gemmakv.chat._tools import tool_use
+from gemmakv.chat._toolset import Toolset
 from gemmakv.chat._transcript import Encoder, common_exact
 from gemmakv.errors import GemmaKVError, unexpected
 from gemmakv.generation._embeddings import Embedder
@@ -1078,9 +1076,11 @@ class Gemma:
         in a cache of its own, which begins with what `cache` holds of it.
         """
         chosen = self._template(template)
-        listed, form, more = self._tools_of(
-            chosen, tools, tool_choice, parallel_tool_calls, options
+        tokenizer = self._needed_tokenizer()
+        use = Toolset(
+            chosen, tokenizer, tools, tool_choice, parallel_tool_calls
         )
+        more = use.options_of(options)
         check_reply_options(more)
         if not isinstance(template_kwargs, Mapping | None):
             raise unexpected(
@@ -1088,7 +1088,7 @@ class Gemma:
             )
         variables = thinking(chosen, think) | dict(template_kwargs or {})
         ids = self.apply_chat_template(
-            messages, tools=listed, template=chosen, **variables
+            messages, tools=use.said, template=chosen, **variables
         )
         if cache is None:
             work = self.new_cache()
@@ -1098,10 +1098,9 @@ class Gemma:
             # The last token is computed anew: its logits are not kept.
             work.truncate(min(common_exact(work.tokens, ids), len(ids) - 1))
         more["stop"] = stop_texts(chosen, more)
-        tokenizer = self._needed_tokenizer()
         ends = stop_ids(chosen, tokenizer)
         request = work, ids[len(work) :], more, ends
-        return _Reply(request, cache, tokenizer, form)
+        return _Reply(request, cache, tokenizer, use.form)
 
     def _template(self, template: Template | str | None) -> Template:
         if template is None:
@@ -1119,34 +1118,3 @@ class Gemma:
                 "tokenizer.model or tokenizer.json), and messages need one"
             )
         return self.tokenizer
-
-    def _tools_of(
-        self,
-        template: Template,
-        tools: Tools | None,
-        tool_choice: str | Mapping[str, Any] | None,
-        parallel: bool,
-        options: Mapping[str, Any],
-    ) -> tuple[Tools | None, str | None, dict[str, Any]]:
-        """Tools as they are said, the form of calls, and options with what
-        the reply follows.
-        """
-        if tools is None and tool_choice is None:
-            return None, None, dict(options)
-        form = call_form(template)
-        if form is None:
-            if tool_choice not in (None, "auto"):
-                raise ValueError(
-                    f"tool_choice: calls of the template {template.name!r} "
-                    "have a form of their own, which is not read here; "
-                    f"expected 'auto', found {tool_choice!r}"
-                )
-            return tools, None, dict(options)
-        use = tool_use(tools, tool_choice, parallel)
-        if use is None:
-            return None, None, dict(options)
-        for name in ("grammar", "response_format"):
-            if options.get(name) is not None:
-                raise ValueError(f"{name}: expected none together with tools")
-        grammar = grammar_of(form, self._needed_tokenizer(), use)
-        return use.tools, form, {**options, "grammar": grammar}

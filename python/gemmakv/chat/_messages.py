@@ -45,11 +45,11 @@ class Segment:
 
 
 class Template(Protocol):
-    """What renders messages; any object with these works."""
+    """An object that renders messages; any with these works."""
 
     @property
     def name(self) -> str:
-        """What a saved session calls it."""
+        """The name that a saved session has for it."""
 
     @property
     def stop(self) -> Sequence[str]:
@@ -79,8 +79,8 @@ class Template(Protocol):
 
 
 class Dumps(Protocol):
-    """What makes a dict of itself, as models of pydantic do: messages of
-    openai's library, its calls of tools and its tools among them.
+    """An object that makes a dict of itself, as models of pydantic do:
+    messages of openai's library, its calls of tools and its tools among them.
     """
 
     def model_dump(self, *, exclude_none: bool = False) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class Dumps(Protocol):
 
 
 class SaysMessage(Protocol):
-    """What has the message of a reply, as a `Generation` does."""
+    """An object that has the message of a reply, as a `Generation` does."""
 
     @property
     def message(self) -> Message:

@@ -55,8 +55,8 @@ _DEPTH = 64
 
 
 def read_call(text: str) -> ToolCall | None:
-    """The call that stands between a call's control tokens, its strings
-    between two `QUOTE_MARK`; None if it is none.
+    """Reads the call between a call's control tokens, its strings between two
+    `QUOTE_MARK`; gives None if it is none.
     """
     head = _HEAD.match(text)
     if head is None:
@@ -72,7 +72,8 @@ def read_call(text: str) -> ToolCall | None:
 
 
 def grammar_of(form: str, tokenizer: Tokenizer, use: ToolUse) -> Grammar:
-    """What a reply follows that may call; `form`: "json" or one of `NATIVE`.
+    """Makes the grammar of a reply that may call; `form`: "json" or one of
+    `NATIVE`.
 
     Raises ValueError for a vocabulary without the form's control tokens, and
     for a schema that is none or, where its tool is strict, cannot be enforced.

@@ -63,7 +63,7 @@ def native_grammar(
     parallel: bool,
     strict: bool = False,
 ) -> str:
-    """The grammar of what a reply with calls may be.
+    """Writes the grammar of a reply with calls.
 
     Args:
       marks: ids of the control tokens: "call", "call_end", "quote", and where
@@ -466,7 +466,7 @@ def _sorted(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _literal(value: Any) -> str:
-    """One value."""
+    """Writes one value."""
     if isinstance(value, str):
         return f"quote {_text(value)} quote" if value else "quote quote"
     if isinstance(value, Mapping):
@@ -502,8 +502,8 @@ def _searched(pattern: str) -> str:
 
 
 def _can_match(pattern: str) -> bool:
-    """Whether llguidance has all of it: no anchors within, nothing that looks
-    around or back.
+    """Tells whether llguidance has all of it: no anchors within, nothing that
+    looks around or back.
     """
     text = re.sub(r"\\\\", "", pattern)
     text = re.sub(r"\[\^?\]?(?:\\.|[^\]\\])*\]", "", text)  # classes

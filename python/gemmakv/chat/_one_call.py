@@ -26,7 +26,7 @@ class OneCall:
 
     Held by a call, or by a stream from its beginning to its end, whichever
     threads read it. Entering raises GemmaKVError where waiting would never
-    end: in the middle of a call of the same thread, or behind a stream that
+    end: in the middle of a call of the same thread, or after a stream that
     nobody reads; ValueError when it was closed.
     """
 
@@ -96,7 +96,7 @@ class OneCall:
                 stream.cancel()
 
     async def aclose(self, cache: KVCache) -> None:
-        """`close` that does not block its event loop."""
+        """Does `close` without blocking its event loop."""
         with self._told() as bell:
             while not cache.closed:
                 with self._changed:

@@ -24,7 +24,7 @@ class Rendering:
         tokenizer: Tokenizer,
         bos_id: int,
         think: bool | None = None,
-        tools: Sequence[dict[str, Any]] | None = None,
+        tools: Sequence[Any] | None = None,
     ) -> None:
         """Raises ValueError if the template cannot say `think`."""
         self.template = template

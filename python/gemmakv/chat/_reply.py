@@ -1,4 +1,4 @@
-"""What a reply is made of: thoughts, text and calls of tools.
+"""The parts of a reply: thoughts, text and calls of tools.
 
 Thoughts, and calls of a model's own form, stand between control tokens. These
 have no text, so they are found by their ids: the same characters in a text
@@ -60,7 +60,7 @@ class ReplyReader:
         form: str | None = None,
         begun: bool = False,
     ) -> None:
-        """`form` of calls: "json", one of `NATIVE`, or None: they are text.
+        """Takes the form of calls: "json", one of `NATIVE`, or None for text.
         `begun`: other text stands before the reply, and white space between
         the two belongs to it.
         """
@@ -74,7 +74,7 @@ class ReplyReader:
         self._cut = b""  # the beginning of a character
         self._said = 0  # characters that the tokens have come to
         self._done = 0  # of these, told apart
-        self._held = ""  # what came behind these
+        self._held = ""  # what came after these
         self._ahead: tuple[tuple[int, str], ...] = ()  # marks, their places
         self._in = ""  # the mark that opened what is read, "" in text
         self._naming: str | None = None  # what came of a channel's name
@@ -84,7 +84,7 @@ class ReplyReader:
         self._spaces = self._thought_spaces = ""  # text may follow it
 
     def push(self, token: int, text: str) -> list[Part]:
-        """What is certain with a token and the text that came with it;
+        """Gives what is certain with a token and the text that came with it;
         `token` -1 for text of earlier ones.
         """
         if not self._marks:
@@ -102,7 +102,7 @@ class ReplyReader:
         return found + self._inside(len(self._held))
 
     def note(self, token: int) -> None:
-        """`push` of a token whose text is still to come."""
+        """Takes a token whose text is still to come."""
         mark = self._marks.get(token)
         if mark is not None:
             self._ahead += ((self._said, mark),)
@@ -118,8 +118,8 @@ class ReplyReader:
             self._said += len(text)
 
     def end(self) -> list[Part]:
-        """What was held back, at the end of the reply. A call that was cut
-        short is nothing.
+        """Gives what was held back, at the end of the reply. A call that was
+        cut short is nothing.
         """
         if self._json is None:
             return []
@@ -127,7 +127,7 @@ class ReplyReader:
         return [text.rstrip()] if text.strip() else []
 
     def _inside(self, count: int) -> list[Part]:
-        """Of the first characters that are held, between two marks."""
+        """Reads the first characters that are held, between two marks."""
         text, self._held = self._held[:count], self._held[count:]
         self._done += len(text)
         if not text:
@@ -165,7 +165,7 @@ class ReplyReader:
         return found
 
     def _called(self, mark: str) -> list[Part]:
-        """The call that ends with `mark`; as text, if it is none."""
+        """Gives the call that ends with `mark`; as text, if it is none."""
         said, self._call = self._call, ""
         call = read_call(said) if mark == CALL_END else None
         if call is None:
@@ -229,14 +229,14 @@ def rendered_anew(tokenizer: Tokenizer) -> list[int]:
 
 
 def read_reply(reader: ReplyReader, generation: Generation) -> list[Part]:
-    """The parts of a generation that has ended."""
+    """Gives the parts of a generation that has ended."""
     for token in generation.token_ids:
         reader.note(token)
     return [*reader.push(-1, generation.text), *reader.end()]
 
 
 def said(parts: Iterable[Part]) -> tuple[str, str]:
-    """The text and the thoughts among parts."""
+    """Gives the text and the thoughts among parts."""
     texts, thoughts = [], []
     for part in parts:
         if isinstance(part, str):
@@ -254,7 +254,7 @@ def calls_in(parts: Iterable[Part]) -> tuple[ToolCall, ...]:
 
 
 def with_parts(generation: Generation, parts: Sequence[Part]) -> Generation:
-    """The generation with its parts apart."""
+    """Makes the generation with its parts apart."""
     text, reasoning = said(parts)
     return dataclasses.replace(
         generation,

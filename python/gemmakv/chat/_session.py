@@ -52,7 +52,7 @@ Results = Mapping[str, object] | Sequence[object]
 
 @dataclasses.dataclass(frozen=True)
 class SessionStats:
-    """Numbers of a session.
+    """The numbers of a session.
 
     Attributes:
       tokens: held by its cache.
@@ -225,8 +225,8 @@ class Session:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it holds keys and values. One that does not takes them from
-        the prefix cache at its next turn, or computes them.
+        """Tells whether it holds keys and values. One that does not takes them
+        from the prefix cache at its next turn, or computes them.
         """
         return not self._talk.elsewhere
 
@@ -236,7 +236,9 @@ class Session:
 
     @property
     def overflow(self) -> Overflow:
-        """ "error" or "drop_oldest_turns"; may be changed at any time."""
+        """The way of a conversation that does not fit: "error" or
+        "drop_oldest_turns"; may be changed at any time.
+        """
         return self._overflow
 
     @overflow.setter
@@ -249,9 +251,9 @@ class Session:
 
     @property
     def system(self) -> str | None:
-        """What the model is told before the first turn; None or "" for
-        nothing. A change has the rest of the conversation computed again at
-        the next turn.
+        """The text that the model is told before the first turn; None or ""
+        for nothing. A change has the rest of the conversation computed again
+        at the next turn.
         """
         return self._talk.system
 
@@ -262,8 +264,8 @@ class Session:
 
     @property
     def think(self) -> bool | None:
-        """Whether the model is to think before it replies; None: as the
-        template has it. What it thought is the `reasoning` of replies and
+        """Tells whether the model is to think before it replies; None: as
+        the template has it. What it thought is the `reasoning` of replies and
         of their messages; templates say it again in a turn that goes on, or
         never, so most replies that were thought over are computed again with
         the next message. A change has the conversation computed again.
@@ -292,8 +294,8 @@ class Session:
 
     @property
     def tool_choice(self) -> Choice:
-        """Whether the model is to call tools when the user has spoken; may be
-        set, as at the beginning.
+        """The choice of tools when the user has spoken; may be set, as at the
+        beginning.
         """
         return self._talk.tools.choice
 
@@ -307,9 +309,9 @@ class Session:
     def messages(self) -> list[Message]:
         """The conversation, the system message first if there is one.
 
-        May be set, as `messages` of a new session are;
-        without a system message, that of the session stays. What is not the
-        same as before is computed with the next message.
+        May be set, as `messages` of a new session are; without a system
+        message, that of the session stays. What is not the same as before is
+        computed with the next message.
         """
         return self._talk.all_messages()
 
@@ -335,7 +337,7 @@ class Session:
         )
 
     def _count_tokens(self) -> int:
-        """Those that what was said takes, in the cache or not yet."""
+        """Counts the tokens of what was said, in the cache or not yet."""
         with self._calls:
             return self._talk.count_tokens()
 
@@ -358,9 +360,9 @@ class Session:
         return self._send("text", text, options)
 
     async def asend(self, text: Text, **options: Unpack[Options]) -> Generation:
-        """`send` on an asyncio event loop, which it never blocks, also where
-        it waits for the session. A task that is cancelled leaves the session
-        as if nothing had been said.
+        """Does `send` without blocking the event loop, also where it waits for
+        the session. A task that is cancelled leaves the session as if nothing
+        had been said.
         """
         return await self._asend("text", text, options)
 
@@ -382,7 +384,7 @@ class Session:
     async def agive(
         self, results: Results, **options: Unpack[Options]
     ) -> Generation:
-        """`give` on an asyncio event loop, which it never blocks."""
+        """Does `give` without blocking the event loop."""
         return await self._asend("results", results, options)
 
     def run(
@@ -423,8 +425,8 @@ class Session:
     async def arun(
         self, text: Text, *, rounds: int = 8, **options: Unpack[Options]
     ) -> Generation:
-        """`run` on an asyncio event loop: async functions are awaited, others
-        run on threads.
+        """Does `run` without blocking the event loop: async functions are
+        awaited, others run on threads.
         """
         import asyncio
 
@@ -450,7 +452,7 @@ class Session:
 
     def _send(self, name: str, said: Any, options: Any) -> Generation:
         begin = time.monotonic()
-        with self._calls, self._begin(name, said, options, begin) as turn:
+        with self._calls, self._begin(said, options, begin, name) as turn:
             ask = self._requests
             work = ask.reply(self.cache, *turn.request())
             return turn.finish(ask.done(work))
@@ -458,13 +460,13 @@ class Session:
     async def _asend(self, name: str, said: Any, options: Any) -> Generation:
         begin = time.monotonic()
         async with self._calls:
-            with self._begin(name, said, options, begin) as turn:
+            with self._begin(said, options, begin, name) as turn:
                 ask = self._requests
                 work = ask.reply(self.cache, *turn.request())
                 return turn.finish(await ask.adone(work))
 
     def stream(self, text: Text, **options: Unpack[Options]) -> ChatStream:
-        """`send` piece by piece: an iterator and async iterator.
+        """Does `send` piece by piece: an iterator and async iterator.
 
         Bad arguments raise here. Until the stream has ended, the session is
         busy: other calls wait while it runs, and raise GemmaKVError if it
@@ -479,7 +481,7 @@ class Session:
     async def astream(
         self, text: Text, **options: Unpack[Options]
     ) -> ChatStream:
-        """`stream` that does not block the event loop where the session is
+        """Does `stream` without blocking the event loop where the session is
         busy: it waits for it like `asend`.
         """
         begin = time.monotonic()
@@ -490,9 +492,7 @@ class Session:
         """Requires: acquired."""
         with contextlib.ExitStack() as undo:
             undo.callback(self._calls.release)
-            turn = undo.enter_context(
-                self._begin("text", text, options, begin)
-            )
+            turn = undo.enter_context(self._begin(text, options, begin))
             ask = self._requests
             inner = ask.done(ask.stream(self.cache, *turn.request()))
             stream = ChatStream(inner, turn, self._calls.release)
@@ -501,7 +501,8 @@ class Session:
             return stream
 
     def fork(self) -> Session:
-        """An independent session with the same conversation and settings.
+        """Makes an independent session with the same conversation and
+        settings.
 
         Shares the blocks of the cache: no key or value is copied. What a
         session that has not said anything begins with (the system text) is
@@ -515,8 +516,8 @@ class Session:
             return self._forked(len(beginning) > 0)
 
     async def afork(self) -> Session:
-        """`fork` on an asyncio event loop, which it never blocks, also where
-        it waits for the session.
+        """Does `fork` without blocking the event loop, also where it waits for
+        the session.
         """
         async with self._calls:
             beginning = self._talk.beginning()
@@ -525,7 +526,9 @@ class Session:
             return self._forked(len(beginning) > 0)
 
     def _forked(self, begun: bool) -> Session:
-        """`begun`: its beginning was just computed. Requires: acquired."""
+        """Makes the fork; `begun`: the beginning was just computed. Requires:
+        acquired.
+        """
         if begun:
             self.cache.checkpoint()
         talk, self._last_fork_us = self._talk.fork()
@@ -565,7 +568,7 @@ class Session:
             )
 
     def to_bytes(self) -> bytes:
-        """Messages, settings, keys and values, for `from_bytes`.
+        """Gives messages, settings, keys and values, for `from_bytes`.
 
         A Template object is saved by its name; `progress`, `draft` and
         functions among the options are not saved. Pickling goes through this;
@@ -599,7 +602,7 @@ class Session:
         self._talk.elsewhere = False
 
     def _saving(self, keys: bool = True) -> Callable[[PathOrFile], None]:
-        """`save` of what the session is now, for whenever it is called.
+        """Makes a `save` of what the session is now, to be called later.
 
         Without `keys`, the prefix cache takes in keys and values, and the
         tokens are saved alone.
@@ -671,8 +674,8 @@ class Session:
         rebuild: bool = False,
         pool: BlockPool | None = None,
     ) -> Session:
-        """The session that `to_bytes` gave: it continues with the same bits
-        as that one.
+        """Makes the session that `to_bytes` gave: it continues with the same
+        bits as that one.
 
         `template` replaces the saved one; it is needed if that was an object
         of yours. Of tools that were Python functions the session has the
@@ -777,12 +780,14 @@ class Session:
         self._calls.close(self.cache)
 
     async def aclose(self) -> None:
-        """`close` that does not block the event loop, for any task of it;
-        also done by `async with`.
+        """Closes the session without blocking the event loop, for any task of
+        it; also done by `async with`.
         """
         await self._calls.aclose(self.cache)
 
-    def _begin(self, name: str, said: Any, options: Any, begin: float) -> Turn:
+    def _begin(
+        self, said: Any, options: Any, begin: float, name: str = "text"
+    ) -> Turn:
         """Begins a turn with what is said, or with `name` "results" with
         these. Requires: acquired.
         """
@@ -798,7 +803,7 @@ class Session:
         )
 
     def _merged(self, options: Any, begin: float) -> dict[str, Any]:
-        """Options of one turn, whose call began at `begin`."""
+        """Gives the options of one turn, whose call began at `begin`."""
         for keywords in (self.options, options):
             check_reply_options(keywords)
         merged = {**self.options, **options}

@@ -92,7 +92,7 @@ class SessionText:
 
 
 def kinds_of(fields: type) -> dict[str, Any]:
-    """What `isinstance` may ask of a dataclass's fields as JSON has them."""
+    """Gives what `isinstance` may ask of a dataclass's fields in JSON."""
     return {
         name: get_origin(hint) if isinstance(hint, GenericAlias) else hint
         for name, hint in get_type_hints(fields).items()
@@ -102,7 +102,7 @@ def kinds_of(fields: type) -> dict[str, Any]:
 def write(
     text: SessionText, cache: KVCache, write: Callable[[bytes], None]
 ) -> None:
-    """Has `write` take the bytes, one piece after the other."""
+    """Gives the bytes to `write`, one piece after the other."""
     begun = False
 
     def write_piece(piece: bytes) -> None:
@@ -122,14 +122,14 @@ def write_tokens(
     fingerprint: str,
     write: Callable[[bytes], None],
 ) -> None:
-    """The same without keys and values: token ids, and of which weights."""
+    """Does it without keys and values: with token ids, and their weights."""
     part = bytes.fromhex(fingerprint) + ids.astype("<i4").tobytes()
     part += hashlib.sha256(part).digest()
     write(_head(text, True, len(part)) + part)
 
 
 def _head(text: SessionText, tokens: bool, kv_bytes: int) -> bytes:
-    """All that stands before the KV part, which has `tokens` or keys and
+    """Makes all that stands before the KV part, which has `tokens` or keys and
     values.
     """
     version = TOKEN_VERSION if tokens else VERSION
@@ -166,7 +166,7 @@ class TokenPart:
         )
 
     def check(self, gemma: Gemma, text: SessionText) -> Ids:
-        """The token ids, for that model."""
+        """Gives the token ids, for that model."""
         if self.fingerprint != gemma.fingerprint:
             raise MismatchError(
                 "session: its tokens are for other weights, or for these on "
@@ -196,15 +196,15 @@ class SessionState(NamedTuple):
 
 
 class KeptTokens(NamedTuple):
-    """Of a session whose keys and values are in the prefix cache."""
+    """The tokens of a session whose keys and values are in the prefix cache."""
 
     kv_dtype: KvDtype
     ids: Ids
 
 
 def kept_tokens(file: BinaryIO) -> KeptTokens | None:
-    """Of a session file; None for one that has keys and values, or is none.
-    Raises CorruptFile, MismatchError.
+    """Reads them from a session file; gives None for one that has keys and
+    values, or is none. Raises CorruptFile, MismatchError.
     """
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not _has_tokens(_HEADER.unpack(head)[1]):
@@ -215,12 +215,12 @@ def kept_tokens(file: BinaryIO) -> KeptTokens | None:
 
 
 def read(path_or_file: PathOrFile) -> bytes:
-    """The bytes of a file that begins as a session does."""
+    """Reads the bytes of a file that begins as a session does."""
     return read_all(path_or_file, _HEADER.size, _size)
 
 
 def is_session(path: StrPath) -> bool:
-    """Whether a file is one that `Session.save` wrote, or empty."""
+    """Tells whether a file is one that `Session.save` wrote, or empty."""
     with open(path, "rb") as file:
         return file.read(len(MAGIC)) in (b"", MAGIC)
 
@@ -228,7 +228,7 @@ def is_session(path: StrPath) -> bool:
 def split(
     data: memoryview, whole: bool = True
 ) -> tuple[SessionText, memoryview | TokenPart]:
-    """The text part, checked, and the KV part.
+    """Gives the text part, checked, and the KV part.
 
     Without `whole`, the KV part may be anything, and is not looked at.
     """
@@ -269,8 +269,8 @@ def restore(
 
 
 def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Generation keywords as JSON has them; functions and models are left
-    out.
+    """Gives generation keywords as JSON has them; functions and models are
+    left out.
     """
     plain = {
         name: value
@@ -289,8 +289,8 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
-    """What `options_to_json` was given. Raises ValueError for a value that is
-    bad, TypeError for a keyword that is none.
+    """Gives what `options_to_json` was given. Raises ValueError for a bad
+    value, TypeError for a keyword that is none.
     """
     bias = options.get("logit_bias")
     if bias:
@@ -309,7 +309,7 @@ def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _size(head: bytes) -> int:
-    """Bytes of the whole, of its first bytes; raises if they are others."""
+    """Counts the bytes of the whole, from the first; raises for others."""
     if len(head) < _HEADER.size or head[: len(MAGIC)] != MAGIC:
         found = f"{brief(head[: len(MAGIC)])} at the beginning"
         if MAGIC.startswith(head[: len(MAGIC)]):  # and no more of it
@@ -355,7 +355,7 @@ def _upgrade(fields: dict[str, Any]) -> None:
 
 
 def _checked(fields: Any) -> SessionText:
-    """Fields of the right types. Raises KeyError, TypeError or ValueError."""
+    """Checks the types of fields. Raises KeyError, TypeError or ValueError."""
     for name, kind in _KINDS.items():
         value = fields[name]
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -378,7 +378,7 @@ def _checked(fields: Any) -> SessionText:
 
 
 def _plain(value: object) -> object:
-    """Numbers and sequences of other libraries, for JSON."""
+    """Gives numbers and sequences of other libraries as JSON has them."""
     for convert in ("tolist", "item"):
         if hasattr(value, convert):
             return getattr(value, convert)()

@@ -16,7 +16,7 @@ from gemmakv.generation._stream import _POLL_S, LetGo, PieceStream, Stream
 
 
 class Answer(Protocol):
-    """What becomes of a reply: a turn of a session, or the result of a call."""
+    """A reply in the making: a turn of a session, or the result of a call."""
 
     def reader(self) -> ReplyReader:
         """Makes what tells the parts of the reply apart."""
@@ -51,7 +51,7 @@ class ChatStream(PieceStream):
     def __init__(
         self, inner: Stream, turn: Answer, release: Callable[[], None]
     ) -> None:
-        """`release` is called when the turn has ended."""
+        """Calls `release` when the turn has ended."""
         self._inner = inner
         self._handle = inner._handle
         self._turn = turn
@@ -114,7 +114,7 @@ class ChatStream(PieceStream):
                     self._working = False
 
     def _waits_for_reader(self) -> bool:
-        """Whether the reply comes to no end before somebody reads."""
+        """Tells whether the reply comes to no end before somebody reads."""
         if self._ended:
             return False
         # The loop that would do it may be waiting here.
@@ -122,7 +122,7 @@ class ChatStream(PieceStream):
         return self._handle.waits_for_reader
 
     def _read_here(self) -> bool:
-        """Whether this thread is in the middle of a read."""
+        """Tells whether this thread is in the middle of a read."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -265,7 +265,7 @@ class ChatStream(PieceStream):
         self._ready.append(dataclasses.replace(last, text=last.text + text))
 
     def _cut(self, length: int) -> None:
-        """Has what is still to be given out end with the message."""
+        """Cuts what is still to be given out where the message ends."""
         left = length - self._given
         for i, piece in enumerate(self._ready):
             text = piece.text[: max(left, 0)]

@@ -84,7 +84,7 @@ class _TextTemplate:
         return [Segment("<bos>", special=True), *body]
 
     def _body(self, messages: list[Message], opens: bool) -> list[Segment]:
-        """What follows BOS; `opens`: the model's turn at the end."""
+        """Gives what follows BOS; `opens`: the model's turn at the end."""
         raise NotImplementedError
 
 
@@ -260,7 +260,7 @@ def _render_arranged(
 
 
 def _takes_keywords(render: Callable[..., Any]) -> bool:
-    """Whether it is a template's `render` with tools, not the former one."""
+    """Tells a template's `render` with tools from the former one."""
     if isinstance(render, types.MethodType):
         return _names_tools(render.__func__)
     return _names_tools.__wrapped__(render)  # it may have no hash
@@ -275,15 +275,15 @@ def _names_tools(function: Callable[..., Any]) -> bool:
 
 
 def knows_tools(template: Template) -> bool:
-    """Whether it has a form of its own for tools, calls and results."""
+    """Tells whether it has a form of its own for tools, calls and results."""
     if isinstance(template, FileTemplate):
         return template.knows_tools
     return not isinstance(template, _TextTemplate)
 
 
 def call_form(template: Template) -> str | None:
-    """In which form calls come: "json" as `ToolUse` has it, one of `NATIVE`,
-    or None if in another one.
+    """Gives the form in which calls come: "json" as `ToolUse` has it, one of
+    `NATIVE`, or None if in another one.
     """
     if isinstance(template, Gemma4Template) or (
         isinstance(template, FileTemplate) and template.knows_tools
@@ -311,7 +311,7 @@ def thinking(template: Template, think: bool | None) -> dict[str, Any]:
 
 
 def knows_thinking(template: Template) -> bool:
-    """Whether it can say that the model is to think."""
+    """Tells whether it can say that the model is to think."""
     known: bool = getattr(
         template, "knows_thinking", not isinstance(template, _TextTemplate)
     )
@@ -319,7 +319,7 @@ def knows_thinking(template: Template) -> bool:
 
 
 def stop_ids(template: Template, tokenizer: Tokenizer) -> list[int]:
-    """The template's control tokens that end a reply."""
+    """Gives the template's control tokens that end a reply."""
     named = map(tokenizer.id_of, template.stop_tokens)
     return [token for token in named if token is not None]
 
@@ -327,7 +327,7 @@ def stop_ids(template: Template, tokenizer: Tokenizer) -> list[int]:
 def stop_texts(
     template: Template, *options: Mapping[str, Any], begun: bool = False
 ) -> list[str]:
-    """Stop strings of a reply: the template's, and `stop` of options.
+    """Gives the stop strings of a reply: the template's, and `stop` of options.
 
     The latter are looked for in the reply as it is given, without the white
     space that it begins with, which counts only where text of the reply stands

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeGuard, get_args
 from gemmakv._support.json import loads_finite, plain_json
 from gemmakv.chat._functions import Function, tool_schema
 from gemmakv.chat._messages import Message, Tools, items
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, brief, unexpected
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._message import fields_of
 from gemmakv.generation._result import ToolCall
@@ -81,7 +81,7 @@ class ToolUse:
 
     @cached_property
     def grammar(self) -> Grammar:
-        """What a reply follows whose calls have the form above."""
+        """The grammar of a reply whose calls have the form above."""
 
         def write(schemas: Mapping[int, ToolSchema], strict: bool) -> str:
             return _grammar(schemas, self.free, self.parallel, strict)
@@ -98,7 +98,7 @@ def tool_use(
     that names the argument.
     """
     given = [
-        _tool(f"tools[{i}]", _described(one))
+        _tool(f"tools[{i}]", _described(f"tools[{i}]", one))
         for i, one in enumerate(_listed(tools))
     ]
     names = [tool["function"]["name"] for tool in given]
@@ -156,31 +156,39 @@ def plain_tools(tools: Tools | None) -> Tools | None:
     """
     if tools is None or isinstance(tools, str | bytes | Mapping):
         return tools
-    return [_described(tool) for tool in tools]
+    return [_described(f"tools[{i}]", tool) for i, tool in enumerate(tools)]
 
 
 def functions_of(tools: Tools | None) -> dict[str, Function]:
     """Gives the Python functions among tools, by the names that the model
     calls them by.
     """
-    functions = filter(_is_function, tools or ())
-    return {tool_schema(one)["function"]["name"]: one for one in functions}
+    return {
+        _described(f"tools[{i}]", tool)["function"]["name"]: tool
+        for i, tool in enumerate(tools or ())
+        if _is_function(tool)
+    }
 
 
 def _is_function(tool: Any) -> TypeGuard[Function]:
     return callable(tool) and fields_of(tool) is None
 
 
-def _described(tool: Any) -> Any:
-    """Gives the schema of a function; anything else as it is, or as a dict."""
+def _described(name: str, tool: Any) -> Any:
+    """Gives the schema of a function; anything else as it is, or as a dict.
+    Raises ArgumentError with that name for a function that has none.
+    """
     if _is_function(tool):
-        return tool_schema(tool)
+        try:
+            return tool_schema(tool)
+        except ArgumentError as error:
+            raise unexpected(name, error.expected, error.found) from None
     fields = fields_of(tool)
     return tool if fields is None else fields
 
 
 def _some(names: Sequence[str]) -> str:
-    """Names for a message: the first of them, and how many more."""
+    """Gives names for a message: the first of them, and how many more."""
     said = ", ".join(names[:_SAID_NAMES])
     more = len(names) - _SAID_NAMES
     return said if more <= 0 else f"{said} and {more} more"
@@ -189,7 +197,7 @@ def _some(names: Sequence[str]) -> str:
 def said_in_text(
     messages: Sequence[Message], tools: Tools | None
 ) -> list[Message]:
-    """The same conversation for a template that knows no tools: they are
+    """Makes the same conversation for a template that knows no tools: they are
     described at the end of the system message, calls are text, and results
     come from the user, those after each other and what follows as one message.
     """
@@ -277,11 +285,11 @@ class CallReader:
 
     @property
     def calls(self) -> int:
-        """Whole ones so far."""
+        """The number of whole calls so far."""
         return self._calls
 
     def push(self, text: str) -> list[str | CallPart]:
-        """What is certain with it: text to be shown, and parts of calls."""
+        """Gives what is certain with it: text to show, and parts of calls."""
         self._held += text
         found: list[str | CallPart] = []
         while True:
@@ -291,8 +299,8 @@ class CallReader:
                 return found
 
     def end(self) -> list[str | CallPart]:
-        """What was held back, at the end of the reply. A call that was cut
-        short has no end, and one of which not even the mark is whole is
+        """Gives what was held back, at the end of the reply. A call that was
+        cut short has no end, and one of which not even the mark is whole is
         nothing where it comes after another: no text does.
         """
         is_text = self._reads == self._text and not self._calls
@@ -493,7 +501,7 @@ def _made(write: Write, schemas: Mapping[int, ToolSchema]) -> ToolGrammar:
 def _is_taken(
     write: Write, schemas: Mapping[int, ToolSchema], attempt: Attempt
 ) -> bool:
-    """Whether a grammar enforces all that the schemas say."""
+    """Tells whether a grammar enforces all that the schemas say."""
     try:
         text = write(schemas, True)
     except ValueError:
@@ -561,8 +569,8 @@ def _schema(i: int, function: Mapping[str, Any]) -> ToolSchema:
 def _grammar(
     tools: Mapping[int, ToolSchema], free: bool, parallel: bool, strict: bool
 ) -> str:
-    """`tools` by their places. `free`: the reply may be text, or have text
-    before its calls.
+    """Writes the grammar of calls; `tools` by their places. `free`: the reply
+    may be text, or have text before its calls.
     """
     more = '("\\n" again)*' if parallel else ""
     lines = [f"start: first {more}"]
@@ -652,8 +660,8 @@ def _tool(name: str, tool: Any) -> dict[str, Any]:
 
 
 def _is_of_object(schema: Mapping[str, Any], strict: bool) -> bool:
-    """Whether a schema has objects among its values; one that need not be
-    enforced may say so as other libraries do.
+    """Tells whether a schema has objects among its values; one that need not
+    be enforced may say so as other libraries do.
     """
     kind = schema.get("type", "object")
     if not strict:

@@ -1,17 +1,25 @@
-"""The tools of a session: what the model is told, and what it may answer."""
+"""The tools of a conversation: what is said of them, and what may be replied.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from gemmakv.chat._functions import Function
 from gemmakv.chat._messages import Message, Template, Tools, items
 from gemmakv.chat._native_calls import grammar_of
 from gemmakv.chat._templates import call_form
-from gemmakv.chat._tools import ToolChoice, functions_of, plain_tools, tool_use
-from gemmakv.errors import ArgumentError, unexpected
+from gemmakv.chat._tools import (
+    ToolChoice,
+    ToolUse,
+    functions_of,
+    plain_tools,
+    tool_use,
+)
+from gemmakv.errors import ArgumentError, unexpected, within
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._message import fields_of, message_of, result_content
 from gemmakv.generation._result import ToolCall
@@ -45,20 +53,18 @@ class Toolset:
         parallel: bool = True,
     ) -> None:
         """Raises ValueError that names what is bad."""
-        tools = None if tools is None else items("tools", tools)
-        use = tool_use(tools, choice, parallel)
-        self.given: list[Any] = list(tools or ())
+        self.given: list[Any] = [] if tools is None else items("tools", tools)
         self.choice = choice
         self.parallel = parallel
-        self.functions: dict[str, Function] = functions_of(tools)
-        self.said: list[dict[str, Any]] | None = None
+        self.functions: dict[str, Function] = functions_of(self.given)
+        self.said: Sequence[Any] | None = None
         self.form: str | None = None
-        self._grammars: tuple[Grammar, ...] = ()  # after the user, results
-        if use is None:
+        self._tokenizer = tokenizer
+        self._use: ToolUse | None = None
+        if tools is None and choice is None:
             return
-        self.said = use.tools
-        self.form = call_form(template)
-        if self.form is None:
+        form = call_form(template)
+        if form is None:
             if choice not in (None, "auto"):
                 raise ArgumentError(
                     "tool_choice",
@@ -66,14 +72,21 @@ class Toolset:
                     "calls of its own, which is not read here",
                     choice,
                 )
+            self.said = plain_tools(self.given)
             return
-        first = grammar_of(self.form, tokenizer, use)
-        after = first
-        if not use.free:
-            free = tool_use(tools, "auto", parallel)
-            assert free is not None
-            after = grammar_of(self.form, tokenizer, free)
-        self._grammars = first, after
+        use = tool_use(self.given, choice, parallel)
+        if use is not None:
+            self.said, self.form, self._use = use.tools, form, use
+            self._grammar = grammar_of(form, tokenizer, use)
+
+    @cached_property
+    def _grammar_after_results(self) -> Grammar:
+        assert self._use is not None and self.form is not None
+        if self._use.free:
+            return self._grammar
+        free = tool_use(self.given, "auto", self.parallel)
+        assert free is not None
+        return grammar_of(self.form, self._tokenizer, free)
 
     @property
     def schemas(self) -> list[Any]:
@@ -81,18 +94,19 @@ class Toolset:
         return list(plain_tools(self.given) or ())
 
     def options_of(
-        self, options: Mapping[str, Any], answers: bool
+        self, options: Mapping[str, Any], answers: bool = False
     ) -> dict[str, Any]:
         """Gives the options of a reply with the grammar that it follows;
         `answers`: one to results of calls. Raises ValueError if they have one.
         """
-        if not self._grammars:
+        if self._use is None:
             return dict(options)
         for name in ("grammar", "response_format"):
             value = options.get(name)
             if value is not None:
                 raise unexpected(name, "none together with tools", value)
-        return {**options, "grammar": self._grammars[answers]}
+        grammar = self._grammar_after_results if answers else self._grammar
+        return {**options, "grammar": grammar}
 
 
 def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
@@ -124,13 +138,13 @@ def said_messages(said: Any, calls: Sequence[ToolCall]) -> list[Message]:
     else:
         listed = list(said)
     if listed and all(map(_is_part, listed)):
-        listed = [Message("user", listed)]
+        listed = [{"role": "user", "content": listed}]
     try:
         messages = [message_of(one) for one in listed]
     except TypeError:
         raise unexpected("text", expected, said) from None
     except ValueError as error:
-        raise ValueError(f"text.{error}") from None
+        raise within("text.", error) from None
     roles = {message.role for message in messages}
     if roles == {"tool"}:
         return result_messages("text", calls, messages)

@@ -22,7 +22,7 @@ class Encoder:
     """
 
     def __init__(self, tokenizer: Tokenizer, bos_id: int) -> None:
-        """`bos_id` < 0: the model has none."""
+        """Takes the id of BOS; < 0: the model has none."""
         self._tokenizer = tokenizer
         self._bos_id = bos_id
         self._known: dict[Segment, list[int]] = {}
@@ -71,7 +71,7 @@ def at_least(
 
 
 def common_exact(held: Ids, wanted: Ids) -> int:
-    """How many leading ids are the same."""
+    """Counts the leading ids that are the same."""
     count = min(len(held), len(wanted))
     differs: npt.NDArray[Any] = held[:count] != wanted[:count]
     return int(differs.argmax()) if differs.any() else count

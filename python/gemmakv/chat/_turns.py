@@ -103,8 +103,8 @@ def place_error(error: ValueError, places: Sequence[int]) -> ValueError:
 
 
 def merge(messages: Sequence[Message], role: str) -> Message:
-    """One message with the texts, parts, calls, thoughts and other keys of
-    all. Where the names of who speaks differ, each text says whose it is.
+    """Makes one message with the texts, parts, calls, thoughts and other keys
+    of all. Where the names of who speaks differ, each text says whose it is.
     """
     if len(messages) == 1:
         [one] = messages
@@ -208,7 +208,7 @@ class _Turn:
 
 
 def _alternates(messages: Iterable[Message]) -> bool:
-    """Whether user and assistant take turns, without anybody else."""
+    """Tells whether user and assistant take turns, without anybody else."""
     expected, other = "user", "assistant"
     for message in messages:
         if message.role != expected:
@@ -291,7 +291,7 @@ def _join_neighbours(turns: Iterable[_Turn], rules: TurnRules) -> list[_Turn]:
 
 
 def _open_first(turns: list[_Turn]) -> None:
-    """Has a user's turn before the first reply."""
+    """Puts a user's turn before the first reply."""
     for i, turn in enumerate(turns):
         if turn.role == "assistant":
             turns.insert(i, _Turn("user", [Message("user", "")], turn.place))
@@ -340,7 +340,7 @@ def _joined(contents: Sequence[Any]) -> Any:
 
 
 def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two parts say the same of their texts."""
+    """Tells whether two parts say the same of their texts."""
     return all(
         one[key] == other[key]
         for key in one.keys() & other.keys() - {"text", "cache_control"}

@@ -26,7 +26,7 @@ _ATTRIBUTES = ("role", "content", *_OPTIONAL, "reasoning", "reasoning_content")
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """What one side said.
+    """A message: what one side said.
 
     A dict with these fields as its keys does wherever a Message does. Lists
     and dicts are copied: what becomes of the caller's changes no message.
@@ -106,7 +106,7 @@ class Message:
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it said this; "" if nothing."""
+        """The model's thoughts before it said this; "" for none."""
         for key in ("reasoning", "reasoning_content"):
             if isinstance(text := self.extra.get(key), str) and text:
                 return text
@@ -247,7 +247,7 @@ def _own(name: str, value: Any) -> Any:
 
 
 def is_parts(content: Any) -> bool:
-    """Whether a message's content is parts, and no text or tool's data."""
+    """Tells parts from other contents of a message: text and data of tools."""
     return isinstance(content, (list, tuple)) and all(
         "type" in part for part in content
     )

@@ -233,8 +233,11 @@ def test_what_is_said(talker: Gemma) -> None:
                 [3]):  # fmt: skip
         with pytest.raises(ValueError, match=r"^text: expected a str of more"):
             session.send(bad)
-    with pytest.raises(ValueError, match=r"^text.role: expected one of"):
+    with pytest.raises(ArgumentError, match=r"^text.role: expected one of"):
         session.send({"role": "x", "content": "a"})
+    with pytest.raises(ArgumentError) as error:
+        session.send([{"type": "image"}])
+    assert error.value.argument == "text.content[0].type"
 
 
 def test_a_function_that_raises(talker: Gemma, script: Script) -> None:
@@ -524,7 +527,8 @@ def test_bad_tools(talker: Gemma) -> None:
         ({"tools": rain}, "tools: expected a list"),
         ({"tools": [rain, rain]}, r"tools\[1\]: a second 'rain'"),
         ({"tools": [rain], "tool_choice": "x"}, "tool_choice: expected 'auto'"),
-        ({"parallel_tool_calls": 1}, "parallel_tool_calls: expected"),
+        ({"tools": [SNOW, lambda a: a]}, r"tools\[1\]: expected a function "),
+        ({"tools": [rain], "parallel_tool_calls": 1}, "parallel_tool_calls: "),
     ):
         with pytest.raises(ValueError, match=f"^{found}"):
             Session(talker, **bad)

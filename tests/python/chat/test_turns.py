@@ -344,11 +344,18 @@ def test_a_system_text_waits_where_no_reply_follows(
     assert said(template, messages("su")).startswith(alone)
 
 
-def test_a_session_takes_no_calls(tiny: gemmakv.Gemma) -> None:
-    given = [say("user", "q"), called("1"), result("1", "x"),
-             say("assistant", "a")]  # fmt: skip
-    with pytest.raises(ValueError, match=r"^messages\[2\].role: .*'tool'"):
-        Session(tiny, messages=given)
+def test_a_session_has_results_after_their_calls(tiny: gemmakv.Gemma) -> None:
+    given = [say("user", "q"), called("1"), say("user", "r"), result("1", "x"),
+             say("assistant", "a"), result("2", "y"),
+             say("assistant", "b")]  # fmt: skip
+    session = Session(tiny, messages=given)
+    roles = [message.role for message in session.messages]
+    assert roles == ["user", "assistant", "tool", "user", "assistant"] + [
+        "user", "assistant",
+    ]  # fmt: skip
+    assert session.turns == 3
+    with pytest.raises(ValueError, match="^messages: expected a reply"):
+        Session(tiny, messages=given[:-1])
 
 
 # Conversations that go on begin as they did.
