@@ -4,7 +4,7 @@ have the documentation.
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +180,7 @@ class KVCache:
     mapped_nbytes: Final[int]
     model_type: Final[str | None]
     fingerprint: Final[str | None]
-    kv_dtype: Final[str]
+    kv_dtype: Final[Literal["f32", "bf16", "int8"]]
     num_layers: Final[int]
     tokens: Final[npt.NDArray[np.int32]]
     for_one_request: bool
@@ -283,7 +283,9 @@ class Result:
         tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None
     ]
     seed: Final[int]
-    finish_reason: Final[str]
+    finish_reason: Final[
+        Literal["stop", "length", "deadline", "cancelled"]
+    ]
     prompt_tokens: Final[int]
     cached_tokens: Final[int]
     prefix_tokens: Final[dict[str, int]]
@@ -302,7 +304,9 @@ class Event:
     ]
     bytes: Final[bytes]
     finished: Final[bool]
-    finish_reason: Final[str | None]
+    finish_reason: Final[
+        Literal["stop", "length", "deadline", "cancelled"] | None
+    ]
 
 @final
 class Waker:
@@ -327,7 +331,7 @@ class Call:
                 bytes,
                 int,
                 float | None,
-                str | None,
+                Literal["stop", "length", "deadline", "cancelled"] | None,
                 tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]] | None,
             ]
         ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -133,7 +133,7 @@ class KVCache:
     @property
     def kv_dtype(self) -> KvDtype:
         """How keys and values are stored: "f32", "bf16" or "int8"."""
-        return cast(KvDtype, self._core.kv_dtype)
+        return self._core.kv_dtype
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:

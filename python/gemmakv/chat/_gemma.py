@@ -518,8 +518,8 @@ class Gemma:
     @overload
     def generate(
         self,
-        cache: KVCache | None,
-        prompt: Prompt,
+        cache: KVCache | None = None,
+        prompt: Prompt = ...,
         *,
         n: None = None,
         **options: Unpack[Options],
@@ -528,8 +528,8 @@ class Gemma:
     @overload
     def generate(
         self,
-        cache: KVCache | None,
-        prompt: Prompt,
+        cache: KVCache | None = None,
+        prompt: Prompt = ...,
         *,
         n: int,
         **options: Unpack[Options],
@@ -537,12 +537,12 @@ class Gemma:
 
     @overload
     def generate(
-        self, prompt: Prompt, *, n: None = None, **options: Unpack[Options]
+        self, prompt: Prompt, /, *, n: None = None, **options: Unpack[Options]
     ) -> Generation: ...
 
     @overload
     def generate(
-        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+        self, prompt: Prompt, /, *, n: int, **options: Unpack[Options]
     ) -> list[Generation]: ...
 
     def generate(
@@ -582,8 +582,8 @@ class Gemma:
     @overload
     async def agenerate(
         self,
-        cache: KVCache | None,
-        prompt: Prompt,
+        cache: KVCache | None = None,
+        prompt: Prompt = ...,
         *,
         n: None = None,
         **options: Unpack[Options],
@@ -592,8 +592,8 @@ class Gemma:
     @overload
     async def agenerate(
         self,
-        cache: KVCache | None,
-        prompt: Prompt,
+        cache: KVCache | None = None,
+        prompt: Prompt = ...,
         *,
         n: int,
         **options: Unpack[Options],
@@ -601,12 +601,12 @@ class Gemma:
 
     @overload
     async def agenerate(
-        self, prompt: Prompt, *, n: None = None, **options: Unpack[Options]
+        self, prompt: Prompt, /, *, n: None = None, **options: Unpack[Options]
     ) -> Generation: ...
 
     @overload
     async def agenerate(
-        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+        self, prompt: Prompt, /, *, n: int, **options: Unpack[Options]
     ) -> list[Generation]: ...
 
     async def agenerate(

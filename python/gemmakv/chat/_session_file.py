@@ -14,6 +14,7 @@ from typing import (
     BinaryIO,
     Literal,
     NamedTuple,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -23,7 +24,7 @@ import numpy as np
 
 from gemmakv._support.files import PathOrFile, StrPath, read_all
 from gemmakv._support.json import to_json
-from gemmakv.cache._kv_cache import KVCache
+from gemmakv.cache._kv_cache import KVCache, KvDtype
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._transcript import Ids
@@ -197,7 +198,7 @@ class SessionState(NamedTuple):
 class KeptTokens(NamedTuple):
     """The tokens of a session whose keys and values are in the prefix cache."""
 
-    kv_dtype: str
+    kv_dtype: KvDtype
     ids: Ids
 
 
@@ -210,7 +211,7 @@ def kept_tokens(file: BinaryIO) -> KeptTokens | None:
         return None
     text, part = split(memoryview(head + file.read(_size(head))))
     assert isinstance(part, TokenPart)
-    return KeptTokens(text.kv_dtype, part.ids)
+    return KeptTokens(cast(KvDtype, text.kv_dtype), part.ids)
 
 
 def read(path_or_file: PathOrFile) -> bytes:

@@ -210,7 +210,7 @@ def load(
             pin_threads=pin_threads,
             progress=progress,
             packed_cache=packed_cache,
-            quantize=quantize,
+            quantize=quantize,  # type: ignore[arg-type]
             prefix_cache=prefix_cache,
             draft=guesses,
         )

@@ -110,7 +110,11 @@ def generate(
         if sampling_defaults:
             options = {**gemma.sampling_defaults, **options}
         GenerationOptions.check(options, gemma.config.vocab_size)
-        cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
+        cache = gemmakv.create_kv_cache(
+            gemma,
+            capacity_tokens,
+            kv_dtype,  # type: ignore[arg-type]
+        )
         if as_json:
             generation = gemma.generate(cache, text, **options)
             console.write(_to_json(text, generation) + "\n")

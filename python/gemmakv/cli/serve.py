@@ -494,7 +494,7 @@ def serve(
                 pin_threads=pin_threads,
                 progress=lambda done, total: check(),
                 prefix_cache=prefix,
-                speculate=speculate,
+                speculate=speculate,  # type: ignore[arg-type]
                 profile=profile,
                 draft=guesses(),
             )

@@ -77,9 +77,9 @@ def verify(
         report = check.run(
             path,
             tokens=tokens,
-            kv_dtype=kv_dtype or "bf16",
+            kv_dtype=kv_dtype or "bf16",  # type: ignore[arg-type]
             threads=threads,
-            quantize=quantize,
+            quantize=quantize,  # type: ignore[arg-type]
             progress=progress,
         )
     report = dataclasses.replace(report, model=model)
@@ -110,9 +110,9 @@ def _against(
                 path,
                 reference,
                 tokens=tokens,
-                kv_dtype=kv_dtype or "f32",
+                kv_dtype=kv_dtype or "f32",  # type: ignore[arg-type]
                 threads=threads,
-                quantize=quantize,
+                quantize=quantize,  # type: ignore[arg-type]
                 progress=progress,
             )
     except ModuleNotFoundError as error:

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gemmakv._support.arguments import choice, integer
+from gemmakv._support.arguments import QuantizeType, choice, integer
 from gemmakv._support.files import StrPath
 from gemmakv._support.progress import Progress, as_callback
-from gemmakv.cache._kv_cache import KV_DTYPES, create_kv_cache
+from gemmakv.cache._kv_cache import KV_DTYPES, KvDtype, create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.errors import brief, one_line
 
@@ -95,9 +95,9 @@ def against(
     reference: StrPath,
     *,
     tokens: int | None = None,
-    kv_dtype: str = "f32",
+    kv_dtype: KvDtype = "f32",
     threads: int | None = None,
-    quantize: str | None = None,
+    quantize: QuantizeType | None = None,
     progress: Progress = None,
 ) -> ReferenceReport:
     """Compares logits with those of transformers, in float32.

@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from gemmakv import _core
-from gemmakv._support.arguments import choice, integer
+from gemmakv._support.arguments import QuantizeType, choice, integer
 from gemmakv._support.files import StrPath
 from gemmakv._support.progress import Callback, Progress, as_callback
-from gemmakv.cache._kv_cache import KV_DTYPES
+from gemmakv.cache._kv_cache import KV_DTYPES, KvDtype
 from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.diagnostics._verify_ways import (
@@ -98,9 +98,9 @@ def run(
     model: StrPath,
     *,
     tokens: int | None = None,
-    kv_dtype: str = "bf16",
+    kv_dtype: KvDtype = "bf16",
     threads: int | None = None,
-    quantize: str | None = None,
+    quantize: QuantizeType | None = None,
     progress: Progress = None,
 ) -> Report:
     """Computes the same tokens in every way and compares the logits.

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.cache._kv_cache import KVCache, KvDtype, create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.generation._options import Options
 
@@ -34,14 +34,14 @@ class Case:
     """
 
     gemma: Gemma
-    kv_dtype: str
+    kv_dtype: KvDtype
     prompt: Tokens
     sampled: Tokens
     probe: Tokens
     junk: Tokens
 
     @classmethod
-    def make(cls, gemma: Gemma, count: int, kv_dtype: str) -> Case:
+    def make(cls, gemma: Gemma, count: int, kv_dtype: KvDtype) -> Case:
         """`count` tokens in all, the same for each model of a vocabulary."""
         draw = np.random.RandomState(_SEED)
         window = gemma.config.sliding_window

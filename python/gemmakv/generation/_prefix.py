@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from gemmakv import _core
-from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.cache._kv_cache import KVCache, KvDtype, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
 from gemmakv.errors import unexpected
@@ -137,7 +137,7 @@ class ModelPrefixCache:
         cache = create_kv_cache(self._config)
         return _core.prefix_prefetch(self._engine, cache._core, ids)
 
-    def _remove(self, ids: TokenArray, shared: int, kv_dtype: str) -> int:
+    def _remove(self, ids: TokenArray, shared: int, kv_dtype: KvDtype) -> int:
         """Removes from the tiers of files what begins as these token ids, and
         with more of them than the first `shared`. Returns the objects that
         went.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -217,7 +217,7 @@ def generation_of(
         token_ids=token_ids,
         logprobs=result.logprobs,
         seed=result.seed,
-        finish_reason=cast(FinishReason, result.finish_reason),
+        finish_reason=result.finish_reason,
         usage=Usage(
             prompt_tokens=prompt.prompt_tokens,
             cached_tokens=prompt.cached_tokens,

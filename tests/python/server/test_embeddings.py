@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import gemmakv
+from gemmakv.generation._embeddings import Embedder
+from gemmakv.generation._requests import requests_of
 from gemmakv.server._app import App
 from gemmakv.server._settings import Limits
 from support import tiny_gguf
@@ -31,6 +33,12 @@ from support.refusals import check_refusal
 ROUTE = "/v1/embeddings"
 
 MANY = Limits(json_values=1 << 21)  # token ids of what takes a while
+
+
+def ids_of(gemma: gemmakv.Gemma, texts: list[str], **options: int) -> Any:
+    """Gives the token ids that vectors of texts are made of."""
+    embedder = Embedder(requests_of(gemma))
+    return embedder.prepare(texts, None, None, **options).ids  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +78,7 @@ def test_openai_s_inputs(
     assert np.array_equal(np.array(vectors_of(found), np.float32), expected)
     tokens = found["usage"]["prompt_tokens"]
     assert found["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
-    ids = embedder._embedding_job(texts, None, None)[0]
+    ids = ids_of(embedder, texts)
     assert tokens == sum(map(len, ids))
 
 
@@ -128,7 +136,7 @@ def test_ollama_s_embed(served: App, embedder: gemmakv.Gemma) -> None:
     expected = embedder.embed(texts)
     assert np.array_equal(np.array(found["embeddings"], np.float32), expected)
     assert found["model"] == NAME and found["total_duration"] > 0
-    ids = embedder._embedding_job(texts, None, None)[0]
+    ids = ids_of(embedder, texts)
     assert found["prompt_eval_count"] == sum(map(len, ids))
     ollama = pytest.importorskip("ollama")
     assert ollama.EmbedResponse.model_validate(found).embeddings
@@ -152,10 +160,9 @@ def test_ollama_cuts_texts_that_are_too_long(
     text = "x" * 2000
     body = {"model": NAME, "input": [text, "x"]}
     found = post(served, "/api/embed", body).json()
-    [ids] = embedder._embedding_job([text], None, None, longest=1 << 21)[0]
+    [ids] = ids_of(embedder, [text], longest=1 << 21)
     kept = [*ids[:511].tolist(), 1]
-    expected = embedder.embed([kept, embedder._embedding_job(
-        ["x"], None, None)[0][0]])
+    expected = embedder.embed([kept, *ids_of(embedder, ["x"])])
     assert np.array_equal(np.array(found["embeddings"], np.float32), expected)
     assert found["prompt_eval_count"] == 512 + 3
     refused = post(served, "/api/embed", {**body, "truncate": False})

@@ -120,10 +120,10 @@ class Chat:
         session = Session(
             self.gemma,
             defaults.system,
-            defaults.overflow or "error",
+            defaults.overflow or "error",  # type: ignore[arg-type]
             template=defaults.template,
             capacity_tokens=defaults.capacity_tokens,
-            kv_dtype=defaults.kv_dtype or "bf16",
+            kv_dtype=defaults.kv_dtype or "bf16",  # type: ignore[arg-type]
             options=defaults.options,
         )
         _set_think(session, defaults.think)
