@@ -29,7 +29,7 @@ EXAMPLES = examples(
     "gemmakv serve --config server.toml --log-format json",
 )
 _PREFIX = "GEMMAKV_"
-_NEEDED = ("starlette", "uvicorn", "msgspec")
+_NEEDED = ("starlette", "uvicorn", "msgspec", "sqlalchemy", "alembic")
 _OFF = ("0", "off")
 # Whose variable, where it is empty, must not count as one that is not set.
 _GUARDS = ("api_key", "api_key_file", "prefix_cache_secret_file")
@@ -564,9 +564,9 @@ def _open_sessions(
         return None
     if not folder:
         raise ValueError("sessions: expected a folder, found ''")
-    from gemmakv.server._store import Store
+    from gemmakv.conversations._store import Conversations
 
-    return Store(folder, days, same)
+    return Conversations.open(folder, days, same)
 
 
 def _check_extra() -> None:
