@@ -18,7 +18,7 @@ from gemmakv.chat._conversation import Conversation, Turn
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Messages, Template
 from gemmakv.chat._one_call import OneCall
-from gemmakv.chat._session_file import OVERFLOWS, SessionText
+from gemmakv.chat._session_file import OVERFLOWS, SessionState, SessionText
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import (
     NAMES,
@@ -449,18 +449,7 @@ class Session:
         tokens are saved alone.
         """
         with self._calls:
-            text = SessionText(
-                template=self.template.name,
-                system=self.system,
-                messages=list(self._talk.messages),
-                overflow=self.overflow,
-                options=dict(self.options),
-                capacity_tokens=self.cache.capacity_tokens,
-                kv_dtype=self.cache.kv_dtype,
-                saved_prefill_tokens=self._talk.saved_prefill_tokens,
-                ends=list(self._talk.ends),
-                think=self._talk.think,
-            )
+            text = self._text()
             if not keys:
                 self._publish()
             cache = self.cache.fork()
@@ -476,6 +465,31 @@ class Session:
                     )
 
         return save
+
+    def _published(self) -> SessionState:
+        """Gives what the session is now. The prefix cache takes in its keys
+        and values.
+        """
+        with self._calls:
+            self._publish()
+            return SessionState(
+                self._text(), self.cache.tokens, self._gemma.fingerprint
+            )
+
+    def _text(self) -> SessionText:
+        """Requires: acquired."""
+        return SessionText(
+            template=self.template.name,
+            system=self.system,
+            messages=list(self._talk.messages),
+            overflow=self.overflow,
+            options=dict(self.options),
+            capacity_tokens=self.cache.capacity_tokens,
+            kv_dtype=self.cache.kv_dtype,
+            saved_prefill_tokens=self._talk.saved_prefill_tokens,
+            ends=list(self._talk.ends),
+            think=self._talk.think,
+        )
 
     def _publish(self) -> None:
         prefix = self._gemma.prefix_cache

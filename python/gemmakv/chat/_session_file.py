@@ -154,6 +154,16 @@ class TokenPart:
         return ids
 
 
+class SessionState(NamedTuple):
+    """What a session is, the tokens of its cache, and which model they are
+    for.
+    """
+
+    text: SessionText
+    ids: Ids
+    fingerprint: str
+
+
 class KeptTokens(NamedTuple):
     """Of a session whose keys and values are in the prefix cache."""
 

@@ -52,7 +52,12 @@ class Json(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str:
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half a pair, which only an escape says
+            text = json.dumps(value)
+        return text
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
         return json.loads(value)

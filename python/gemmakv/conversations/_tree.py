@@ -8,7 +8,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from gemmakv.conversations._tables import TURN, sessions, turn_of, turns
+from gemmakv.conversations._tables import (
+    LIGHT,
+    TURN,
+    sessions,
+    turn_of,
+    turns,
+)
 from gemmakv.conversations._types import KEPT, NOBODY, Turn
 
 
@@ -29,35 +35,44 @@ def turn_with_id(db: Connection, tenant: str, id: str) -> Turn | None:
     return None if row is None else turn_of(row)
 
 
-def up_from(turn: str | None) -> sa.CTE:
-    """Gives `id` and `parent` of a turn and of all before it."""
-    up = sa.select(turns.c.id, turns.c.parent).where(turns.c.id == turn)
-    up_to_it = up.cte("up", recursive=True)
-    return up_to_it.union_all(
-        sa.select(turns.c.id, turns.c.parent).join_from(
-            turns, up_to_it, turns.c.id == up_to_it.c.parent
-        )
-    )
-
-
 def turns_up_to(
-    db: Connection, turn: str | None, columns: Sequence[Any]
+    db: Connection, turn: str | None, tokens: bool = True
 ) -> list[Turn]:
-    """Gives a turn and all before it, the first one first."""
-    up = up_from(turn)
-    query = (
-        sa.select(*columns)
-        .join_from(up, turns, turns.c.id == up.c.id)
-        .order_by(turns.c.depth)
-    )
-    return [turn_of(row) for row in db.execute(query).mappings()]
+    """Gives a turn and all before it, the first one first. Without `tokens`,
+    these are empty.
+    """
+    query = _PATH if tokens else _LIGHT_PATH
+    rows = db.execute(query, {"turn": turn}).mappings()
+    return [turn_of(row) for row in rows]
 
 
 def leads_to(db: Connection, head: str | None, turn: str) -> bool:
     """Says whether `turn` is `head` or before it."""
-    up = up_from(head)
-    query = sa.select(sa.literal_column("1")).select_from(up)
-    return db.execute(query.where(up.c.id == turn)).first() is not None
+    query = sa.select(sa.literal_column("1")).where(_UP.c.id == turn)
+    return db.execute(query, {"turn": head}).first() is not None
+
+
+def _up() -> sa.CTE:
+    """Gives `id` and `parent` of the turn `:turn` and of all before it."""
+    columns = turns.c.id, turns.c.parent
+    start = sa.select(*columns).where(turns.c.id == sa.bindparam("turn"))
+    up = start.cte("up", recursive=True)
+    return up.union_all(
+        sa.select(*columns).join_from(turns, up, turns.c.id == up.c.parent)
+    )
+
+
+def _path(columns: Sequence[Any]) -> sa.Select[Any]:
+    return (
+        sa.select(*columns)
+        .join_from(_UP, turns, turns.c.id == _UP.c.id)
+        .order_by(turns.c.depth)
+    )
+
+
+# Made once: that takes longer than running them.
+_UP = _up()
+_PATH, _LIGHT_PATH = _path(TURN), _path(LIGHT)
 
 
 def prune(db: Connection, turn: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
@@ -15,8 +16,6 @@ from gemmakv.conversations._database import Database
 from gemmakv.conversations._errors import NoResponse
 from gemmakv.conversations._leases import busy
 from gemmakv.conversations._tables import (
-    LIGHT,
-    TURN,
     is_response,
     sessions,
     since,
@@ -40,6 +39,22 @@ from gemmakv.generation._prompts import TokenArray
 _EXPIRED_AT_ONCE = 32
 
 
+def _tokens() -> sa.Select[Any]:
+    """Gives tokens from the last turn before `:turn` that has them whole."""
+    columns = turns.c.parent, turns.c.whole, turns.c.depth, turns.c.tokens
+    start = sa.select(*columns).where(turns.c.id == sa.bindparam("turn"))
+    up = start.cte("up", recursive=True)
+    up = up.union_all(
+        sa.select(*columns)
+        .join_from(turns, up, turns.c.id == up.c.parent)
+        .where(up.c.whole == sa.literal(False, turns.c.whole.type))
+    )
+    return sa.select(up.c.tokens).order_by(up.c.depth)
+
+
+_TOKENS = _tokens()  # made once: that takes longer than running it
+
+
 class Turns:
     """Turns of all sessions and responses."""
 
@@ -58,7 +73,7 @@ class Turns:
         """
         with self._database.read() as db:
             self._response(db, tenant, id)
-            return turns_up_to(db, id, TURN)
+            return turns_up_to(db, id)
 
     def head(self, tenant: str, session: SessionInfo) -> Turn | None:
         """Gives the session's last turn, whoever may name it."""
@@ -72,23 +87,12 @@ class Turns:
         `tokens`, these are empty.
         """
         with self._database.read() as db:
-            return turns_up_to(db, turn, TURN if tokens else LIGHT)
+            return turns_up_to(db, turn, tokens)
 
     def tokens(self, turn: str) -> TokenArray:
         """Gives those of the whole conversation up to that turn."""
-        columns = (
-            turns.c.parent, turns.c.whole, turns.c.depth, turns.c.tokens,
-        )  # fmt: skip
-        start = sa.select(*columns).where(turns.c.id == turn)
-        up = start.cte("up", recursive=True)
-        up = up.union_all(
-            sa.select(*columns)
-            .join_from(turns, up, turns.c.id == up.c.parent)
-            .where(up.c.whole == sa.literal(False, turns.c.whole.type))
-        )
-        query = sa.select(up.c.tokens).order_by(up.c.depth)
         with self._database.read() as db:
-            parts = db.execute(query).scalars().all()
+            parts = db.execute(_TOKENS, {"turn": turn}).scalars().all()
         return np.concatenate([np.empty(0, np.int32), *parts])
 
     def add(
