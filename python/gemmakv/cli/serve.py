@@ -313,7 +313,7 @@ def serve(
         "--sessions",
         None,
         "Keep conversations in a folder: /v1/sessions, and /v1/responses by "
-        "their ids.",
+        "their ids. 'default': that of `gemmakv chat`.",
         "DIR",
     ),  # fmt: skip
     response_days: float = _option(
@@ -564,8 +564,11 @@ def _open_sessions(
         return None
     if not folder:
         raise ValueError("sessions: expected a folder, found ''")
+    from gemmakv._support.folders import data_folder
     from gemmakv.conversations._store import Conversations
 
+    if folder == "default":
+        folder = str(data_folder() / "conversations")
     return Conversations.open(folder, days, same)
 
 

@@ -39,7 +39,7 @@ from gemmakv.chat._session_file import (
     options_to_json,
 )
 from gemmakv.chat._transcript import Ids
-from gemmakv.chat.store import Listing, Record, SaveTo
+from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
 from gemmakv.conversations._database import FILE, Database, fact, set_fact
 from gemmakv.conversations._errors import SessionBusy, StoreFailed
 from gemmakv.conversations._sessions import insert_session, select_sessions
@@ -52,7 +52,7 @@ from gemmakv.conversations._tables import (
 )
 from gemmakv.conversations._tree import insert_turn, prune, turns_up_to
 from gemmakv.conversations._types import SessionInfo, Turn, new_id
-from gemmakv.errors import GemmaKVError
+from gemmakv.errors import CorruptFile, GemmaKVError, one_line
 
 TENANT = ""  # whom a server without keys serves
 _CACHE = "cache:"  # what the basis of a chat's tokens begins with
@@ -221,7 +221,8 @@ class ChatStore:
     # Sessions.
 
     def listing(self) -> Listing:
-        records = []
+        """Those that cannot be read are left as they are."""
+        listing = Listing([], [], set())
         known, self._known = self._known, {}
         query = select_sessions(TENANT).where(
             sa.or_(
@@ -233,13 +234,27 @@ class ChatStore:
             for found in [session_of(row) for row in rows]:
                 before = known.get(found.id)
                 if before is None or before[0] != found:
-                    record = self._record(db, found)
+                    try:
+                        record = self._record(db, found)
+                    except NewerRecord as error:
+                        listing.taken.add(error.name)
+                        listing.lines.append(
+                            f"the stored session {error.name} is of a newer "
+                            f"gemmakv ({error}); it is left as it is"
+                        )
+                        continue
+                    except (GemmaKVError, ValueError, RecursionError) as error:
+                        listing.lines.append(
+                            f"the stored session {found.id} cannot be read "
+                            f"({one_line(error)}); it is left as it is"
+                        )
+                        continue
                     if record is None:
                         continue
                     before = (found, record)
                 self._known[found.id] = before
-                records.append(_copy(before[1]))
-        return Listing(records, [], set())
+                listing.records.append(_copy(before[1]))
+        return listing
 
     def read_record(self, id: str) -> Record | None:
         with self._database.read() as db:
@@ -268,9 +283,9 @@ class ChatStore:
         if found is not None:
             before = self._line_of(db, record.id, found.head)
         else:
-            parent = record.parent and self._find(db, record.parent)
             before = _Line([], [])
-            if parent:
+            parent = self._find(db, record.parent) if record.parent else None
+            if parent is not None:
                 before = self._line_of(db, parent.id, parent.head)
         wanted = self._wanted(record, state)
         same = 0
@@ -412,7 +427,12 @@ class ChatStore:
             rows = db.execute(
                 self._trash().order_by(sessions.c.deleted.desc())
             ).mappings()
-            found = [self._record(db, session_of(row)) for row in rows.all()]
+            found = []
+            for row in rows.all():
+                with contextlib.suppress(
+                    GemmaKVError, ValueError, RecursionError
+                ):
+                    found.append(self._record(db, session_of(row)))
         return [one for one in found if one is not None]
 
     def undelete(self, id: str) -> Record | None:
@@ -508,7 +528,9 @@ class ChatStore:
         return line
 
     def _record(self, db: Connection, found: SessionInfo) -> Record | None:
-        """Gives the record of a session; None of one that is not for chats."""
+        """Gives the record of a session; None of one that is not for chats.
+        Raises NewerRecord, CorruptFile, ValueError, RecursionError.
+        """
         messages: list[Message] = []
         for turn in turns_up_to(db, found.head, tokens=False):
             said = _Said.of(turn)
@@ -516,12 +538,14 @@ class ChatStore:
                 return None
             messages += [said.user, said.reply]
         settings = found.settings
-        try:
-            options = options_from_json(settings.get("options", {}))
-        except (TypeError, ValueError):
-            options = {}  # of another version
         shown = _shown(found.name, found.id)
         self._names[found.id] = shown, found.name
+        try:
+            options = options_from_json(settings.get("options", {}))
+        except TypeError as error:
+            raise NewerRecord(shown, f"options: {error}") from None
+        except ValueError as error:
+            raise CorruptFile(f"options: {error}") from None
         return Record(
             name=shown,
             id=found.id,

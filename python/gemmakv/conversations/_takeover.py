@@ -34,13 +34,18 @@ def take_over(folder: Path, store: ChatStore) -> list[str]:
                 f"an older gemmakv chat uses {folder}; its sessions come here "
                 "at the first start after it has ended"
             ]
+        new = folder
+        if store.writable:
+            new = _unused(folder.with_name(f"{folder.name}.taken-over"))
         lines: list[str] = []
-        found = [*_records(folder, lines), *_records(folder / "trash", [])]
+        found = [
+            *_records(folder, new, lines),
+            *_records(folder / "trash", new / "trash", []),
+        ]
         found.sort(key=lambda one: one.record.created)
         store.take_in(found, _current(folder))
         if store.writable:
-            new = folder.with_name(f"{folder.name}.taken-over")
-            folder.rename(_unused(new))
+            os.rename(folder, new)
         return lines
 
 
@@ -58,8 +63,10 @@ def _locked(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _records(folder: Path, lines: list[str]) -> Iterator[Taken]:
-    """Gives what can be read, and adds a line for what cannot."""
+def _records(folder: Path, new: Path, lines: list[str]) -> Iterator[Taken]:
+    """Gives what can be read, and adds a line for what cannot, and where that
+    will be.
+    """
     now = time.time()
     for path in sorted(folder.glob("*.json")):
         try:
@@ -70,12 +77,13 @@ def _records(folder: Path, lines: list[str]) -> Iterator[Taken]:
         except NewerRecord as error:
             lines.append(
                 f"the stored session {error.name or path.name} is of a newer "
-                f"gemmakv ({error}); it stays in {folder}"
+                f"gemmakv ({error}); it is kept as {new / path.name}"
             )
             continue
         except (CorruptFile, OSError) as error:
             lines.append(
-                f"a stored session cannot be read ({error}); it stays as {path}"
+                f"a stored session cannot be read ({error}); it is kept as "
+                f"{new / path.name}"
             )
             continue
         yield _taken(record, path.with_suffix(".session"), deleted)

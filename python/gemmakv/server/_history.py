@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import secrets
@@ -90,6 +91,20 @@ class History:
     async def on(self, function: Callable[..., _T], *args: Any) -> _T:
         """A call of the store, off the event loop. Raises RequestError."""
         return await asyncio.wrap_future(self._submit(function, *args))
+
+    async def create(
+        self,
+        owner: str,
+        name: str | None,
+        system: str | None,
+        turns: Sequence[Turn] = (),
+    ) -> SessionInfo:
+        """Makes a session, of this model. Raises RequestError."""
+        create = functools.partial(
+            self.store.sessions.create,
+            model=self._service.gemma.weights_fingerprint,
+        )
+        return await self.on(create, owner, name, system, turns)
 
     def _submit(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
         """All wait for another process that writes at the same time, not one

@@ -140,11 +140,8 @@ async def create(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(CreateBody)
     await _check_system(call, body.system)
-    found = await history.on(
-        history.store.sessions.create,
-        owner(call),
-        checked_name(body.name),
-        body.system or None,
+    found = await history.create(
+        owner(call), checked_name(body.name), body.system or None
     )
     await call.answer(_session(found))
 
@@ -254,12 +251,8 @@ async def take_in(call: Call) -> None:
         _documents.read, body, owner(call), history
     )
     await history.in_pool(_documents.check_goes_on, turns, body.system, history)
-    found = await history.on(
-        history.store.sessions.create,
-        owner(call),
-        checked_name(body.name),
-        body.system or None,
-        turns,
+    found = await history.create(
+        owner(call), checked_name(body.name), body.system or None, turns
     )
     await call.answer(
         ImportedSession(
