@@ -59,7 +59,7 @@ class Sessions:
         with self._database.read() as db:
             return read_session(db, tenant, id)
 
-    def list(
+    def newest(
         self, tenant: str, limit: int, after: str | None
     ) -> tuple[list[SessionInfo], bool]:
         """Gives the newest first, those after the one of that id; and whether
@@ -71,7 +71,7 @@ class Sessions:
     def tree(
         self, tenant: str, limit: int, after: str | None
     ) -> tuple[list[Branch], bool]:
-        """Gives what `list` does, with what they branch off each other."""
+        """Gives what `newest` does, with what they branch off each other."""
         with self._database.read() as db:
             found, more = self._listed(db, tenant, limit, after)
             return branches(found, _lines(db, found)), more

@@ -27,6 +27,7 @@ from sqlalchemy import (
     Table,
     Text,
     func,
+    literal,
     literal_column,
     text,
 )
@@ -177,7 +178,7 @@ TURN = tuple(turns.c[field.name] for field in dataclasses.fields(Turn))
 LIGHT = tuple(
     column
     if column is not turns.c.tokens
-    else literal_column("x''", Tokens).label("tokens")
+    else literal((), Tokens).label("tokens")
     for column in TURN
 )
 _depth = func.coalesce(turns.c.depth, 0).label("turns")

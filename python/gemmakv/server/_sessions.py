@@ -150,7 +150,7 @@ async def sessions(call: Call) -> None:
     history = kept(call)
     query = call.query_of(ListQuery)
     found, more = await history.on(
-        history.store.sessions.list, owner(call), query.limit, query.after
+        history.store.sessions.newest, owner(call), query.limit, query.after
     )
     await call.answer(
         SessionList(

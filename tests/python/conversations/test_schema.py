@@ -117,7 +117,7 @@ def test_an_earlier_database_becomes_like_a_new_one(
     make_first(tmp_path / "old", later)
     Conversations.open(tmp_path / "new").close()
     store = Conversations.open(tmp_path / "old")
-    [found], more = store.sessions.list("t", 9, None)
+    [found], more = store.sessions.newest("t", 9, None)
     assert (found.name, found.turns, more) == ("my trip", 1, False)
     assert (found.model, found.settings, found.draft) == (None, {}, None)
     [turn] = store.turns.path(found.head, tokens=True)

@@ -327,10 +327,10 @@ def test_the_newest_session_is_the_one_made_last(
     clocks.wall -= DAY
     fork = store.sessions.fork(TENANT, first, turn.id, None).id
     last = store.sessions.create(TENANT, None, None).id
-    assert [one.id for one in store.sessions.list(TENANT, 9, None)[0]] == [
+    assert [one.id for one in store.sessions.newest(TENANT, 9, None)[0]] == [
         last, fork, first,
     ]  # fmt: skip
-    found, more = store.sessions.list(TENANT, 1, last)
+    found, more = store.sessions.newest(TENANT, 1, last)
     assert ([one.id for one in found], more) == ([fork], True)
     branches = store.sessions.tree(TENANT, 9, None)[0]
     parents = {b.session.id: b.parent for b in branches}

@@ -213,42 +213,6 @@ def test_killed_before_it_has_another_name(
     store.close()
 
 
-def test_killed_in_the_middle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All of a folder is there, or nothing."""
-    old = tmp_path / "old"
-    folder = FolderStore(old)
-    for name in "abc":
-        kept_by(folder, Record(name, messages=TALK))
-    folder.close()
-    before = contents(old)
-    for count in range(3):
-        child = os.fork()
-        if not child:
-            written = ChatStore._write_in
-
-            def write_in(*rest: object, done: list[int] = [0]) -> object:  # noqa: B006
-                done[0] += 1
-                if done[0] > count:
-                    os.kill(os.getpid(), 9)
-                return written(*rest)  # type: ignore[arg-type]
-
-            ChatStore._write_in = write_in  # type: ignore[method-assign,assignment]
-            try:
-                take_over(old, opened(tmp_path / "new"))
-            finally:
-                os._exit(1)
-        assert os.waitpid(child, 0)[1] == 9
-        store = opened(tmp_path / "new")
-        assert store.listing().records == [] and contents(old) == before
-        store.close()
-    store = opened(tmp_path / "new")
-    assert take_over(old, store) == []
-    assert len(store.listing().records) == 3
-    store.close()
-
-
 def test_a_home_that_can_only_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,7 +244,7 @@ def test_a_home_that_can_only_be_read(
 def test_a_servers_database_of_before(golden: Path, tmp_path: Path) -> None:
     shutil.copy(golden / "sessions_v1.sqlite3", tmp_path / FILE)
     server = Conversations.open(tmp_path)
-    found, _ = server.sessions.list("", 9, None)
+    found, _ = server.sessions.newest("", 9, None)
     assert [(one.name, one.turns) for one in found] == [
         ("calls", 3), (None, 1), ("my trip", 2),
     ]  # fmt: skip
