@@ -22,6 +22,7 @@ from sqlalchemy.engine import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
+from gemmakv._support.mounts import is_on_network
 from gemmakv.conversations._clock import AgeClock
 from gemmakv.conversations._errors import (
     NewerStore,
@@ -114,7 +115,10 @@ class Database:
                 self._check_schema(db)
                 self._read_facts(db)
             return
-        if self._path:
+        if self._path and is_on_network(self._path):
+            # A log is for processes that share memory.
+            self.driver.execute("PRAGMA journal_mode = TRUNCATE")
+        elif self._path:
             _keep_a_log(self.driver)
         self.driver.execute("PRAGMA synchronous = FULL")
         self.driver.execute("PRAGMA foreign_keys = ON")

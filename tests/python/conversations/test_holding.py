@@ -78,6 +78,25 @@ def test_what_a_killed_process_held_is_free_at_once(tmp_path: Path) -> None:
     os.close(told)
 
 
+def test_a_home_on_the_network_has_no_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gemmakv.conversations import _database
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_database, "is_on_network", lambda path: True)
+        store, other = (Conversations.open(tmp_path) for _ in range(2))
+        ids = [one.sessions.create("t", "a", None).id for one in (store, other)]
+        found, _ = store.sessions.newest("t", 9, None)
+        assert [one.id for one in found] == ids[::-1]
+        assert not any(name.endswith("-wal") for name in os.listdir(tmp_path))
+        store.close()
+        other.close()
+    store = Conversations.open(tmp_path)
+    assert len(store.sessions.newest("t", 9, None)[0]) == 2
+    store.close()
+
+
 def test_in_memory() -> None:
     from gemmakv.conversations._database import Database
 
