@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import io
 import os
 import shutil
 import time
@@ -24,24 +23,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from gemmakv._support.files import StrPath, atomic_writer
 from gemmakv.chat import _session_file as session_file
-from gemmakv.chat._messages import Message, messages_of
+from gemmakv.chat._messages import Message
 from gemmakv.chat._session_file import (
     KeptTokens,
     SessionState,
-    SessionText,
     options_from_json,
-    options_to_json,
 )
-from gemmakv.chat._transcript import Ids
 from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
 from gemmakv.conversations._database import FILE, Database, fact, set_fact
 from gemmakv.conversations._errors import SessionBusy, StoreFailed
+from gemmakv.conversations._said import (
+    Line,
+    Said,
+    settings_of,
+    shown_name,
+    sound,
+    token_file,
+    turn_after,
+    turns_of,
+)
 from gemmakv.conversations._sessions import insert_session, select_sessions
 from gemmakv.conversations._store import Conversations
 from gemmakv.conversations._tables import (
@@ -51,17 +56,13 @@ from gemmakv.conversations._tables import (
     turns,
 )
 from gemmakv.conversations._tree import insert_turn, prune, turns_up_to
-from gemmakv.conversations._types import SessionInfo, Turn, new_id
+from gemmakv.conversations._types import SessionInfo
 from gemmakv.errors import CorruptFile, GemmaKVError, one_line
 
 TENANT = ""  # whom a server without keys serves
-_CACHE = "cache:"  # what the basis of a chat's tokens begins with
 _TRASH_S = 30 * 86400.0
 _POLL_S = 0.02
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
-_NO_IDS: Ids = np.empty(0, np.int32)
-_QUOTES = "\"'"
-_MAX_NAME_CHARS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,55 +79,6 @@ class Taken:
     deleted: float | None = None
     state: SessionState | None = None
     keys: Path | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Said:
-    """A turn as a chat knows it."""
-
-    user: Message
-    reply: Message
-    basis: str = ""
-    whole: bool = True
-    tokens: Ids = dataclasses.field(default_factory=lambda: _NO_IDS)
-
-    @classmethod
-    def of(cls, turn: Turn) -> _Said | None:
-        """None: no chat can go on from it."""
-        if len(turn.messages) != 1 or turn.tools:
-            return None
-        try:
-            user, reply = messages_of([*turn.messages, turn.reply])
-        except ValueError:
-            return None
-        if (user.role, reply.role) != ("user", "assistant") or reply.tool_calls:
-            return None
-        return cls(user, reply, turn.basis, turn.whole, turn.tokens)
-
-    def is_as(self, wanted: _Said, tokens: bool) -> bool:
-        """Says whether it may stand where another is wanted; with `tokens`,
-        which are to be the same.
-        """
-        if (self.user, self.reply) != (wanted.user, wanted.reply):
-            return False
-        if not tokens:
-            return True
-        if not len(wanted.tokens):
-            # Those of another model, or of a server, do no harm.
-            return not len(self.tokens) or self.basis != wanted.basis
-        return (
-            self.basis == wanted.basis
-            and self.whole == wanted.whole
-            and np.array_equal(self.tokens, wanted.tokens)
-        )
-
-
-@dataclasses.dataclass
-class _Line:
-    """The turns of a session, the first one first."""
-
-    ids: list[str]
-    said: list[_Said]
 
 
 class ChatStore:
@@ -148,7 +100,7 @@ class ChatStore:
         self._database = store.database
         self._weights = weights
         self._read_only = read_only
-        self._lines: dict[str, _Line] = {}  # of sessions that are held
+        self._lines: dict[str, Line] = {}  # of sessions that are held
         self._names: dict[str, tuple[str, str | None]] = {}  # shown, stored
         self._known: dict[str, tuple[Any, Record]] = {}
         self._emptied: list[KeptTokens] = []
@@ -277,42 +229,42 @@ class ChatStore:
 
     def _write_in(
         self, db: Connection, record: Record, state: SessionState | None
-    ) -> _Line:
+    ) -> Line:
         """Does `write_record` inside a transaction; gives the turns."""
         found = self._find(db, record.id)
         if found is not None:
             before = self._line_of(db, record.id, found.head)
         else:
-            before = _Line([], [])
+            before = Line([], [])
             parent = self._find(db, record.parent) if record.parent else None
             if parent is not None:
                 before = self._line_of(db, parent.id, parent.head)
-        wanted = self._wanted(record, state)
+        wanted = turns_of(record, state)
         same = 0
         while same < min(len(before.said), len(wanted)) and before.said[
             same
         ].is_as(wanted[same], state is not None):
             same += 1
-        line = _Line(before.ids[:same], before.said[:same])
+        line = Line(before.ids[:same], before.said[:same])
         for said in wanted[same:]:
-            turn = self._turn(record, said, line)
+            turn = turn_after(line, said, record, TENANT)
             insert_turn(db, turn, self._database.clock.now())
             line.ids.append(turn.id)
             line.said.append(said)
         head = line.ids[-1] if line.ids else None
         settings = {} if found is None else dict(found.settings)
-        settings.update(_settings_of(record, state))
+        settings.update(settings_of(record, state))
         session = SessionInfo(
             record.id,
-            _sound(self._stored_name(record, found)),
-            _sound(record.system),
+            sound(self._stored_name(record, found)),
+            sound(record.system),
             head,
             len(line.ids),
             record.created,
             record.changed,
             self._weights,
             settings,
-            _sound(record.draft),
+            sound(record.draft),
             record.parent,
         )
         if found is None:
@@ -340,7 +292,7 @@ class ChatStore:
             found = self._find(db, id)
             if found is None:
                 return None
-            return _token_file(found, turns_up_to(db, found.head))
+            return token_file(found, turns_up_to(db, found.head))
 
     def write_session(self, id: str, save: SaveTo) -> None:
         path = self._key_path(id)
@@ -477,7 +429,7 @@ class ChatStore:
         with self._database.write() as db:
             for row in db.execute(query).mappings().all():
                 found = session_of(row)
-                file = _token_file(found, turns_up_to(db, found.head))
+                file = token_file(found, turns_up_to(db, found.head))
                 if file is not None:
                     with contextlib.suppress(GemmaKVError):
                         kept = session_file.kept_tokens(file)
@@ -514,13 +466,13 @@ class ChatStore:
         query = sa.select(sessions.c.id).where(sessions.c.id == id)
         return db.execute(query).first() is not None
 
-    def _line_of(self, db: Connection, id: str, head: str | None) -> _Line:
+    def _line_of(self, db: Connection, id: str, head: str | None) -> Line:
         known = self._lines.get(id)
         if known is not None and head == (known.ids[-1] if known.ids else None):
             return known
-        line = _Line([], [])
+        line = Line([], [])
         for turn in turns_up_to(db, head):
-            said = _Said.of(turn)
+            said = Said.of(turn)
             if said is None:  # what a chat says from here on is its own
                 break
             line.ids.append(turn.id)
@@ -533,12 +485,12 @@ class ChatStore:
         """
         messages: list[Message] = []
         for turn in turns_up_to(db, found.head, tokens=False):
-            said = _Said.of(turn)
+            said = Said.of(turn)
             if said is None:
                 return None
             messages += [said.user, said.reply]
         settings = found.settings
-        shown = _shown(found.name, found.id)
+        shown = shown_name(found.name, found.id)
         self._names[found.id] = shown, found.name
         try:
             options = options_from_json(settings.get("options", {}))
@@ -572,132 +524,6 @@ class ChatStore:
             return stored
         self._names[record.id] = record.name, record.name
         return record.name
-
-    def _wanted(
-        self, record: Record, state: SessionState | None
-    ) -> list[_Said]:
-        """Gives the turns that are to lead to the session's head."""
-        pairs = list(zip(record.messages[::2], record.messages[1::2]))
-        if state is None:
-            return [_Said(*pair) for pair in pairs]
-        text, ids, fingerprint = state
-        ends = [*text.ends, *[None] * len(pairs)][: len(pairs)]
-        if pairs and ends[-1] is None:
-            ends[-1] = len(ids) or None  # it says the same, so far
-        found: list[_Said] = []
-        before: int | None = 0
-        for pair, end in zip(pairs, ends):
-            said = _Said(*pair, basis=_CACHE + fingerprint)
-            if end is not None:
-                # Those after a turn whose end is not known begin anew.
-                begin = before or 0
-                said = dataclasses.replace(
-                    said, whole=not begin, tokens=ids[begin:end]
-                )
-            before = end
-            found.append(said)
-        return found
-
-    def _turn(self, record: Record, said: _Said, line: _Line) -> Turn:
-        """Makes the turn that comes after a line."""
-        known = len(said.tokens) > 0
-        return Turn(
-            id=new_id("resp"),
-            tenant=TENANT,
-            parent=line.ids[-1] if line.ids else None,
-            depth=len(line.ids) + 1,
-            created=record.changed,
-            system=_sound(record.system),
-            tools=[],
-            messages=[said.user.to_dict()],
-            reply=said.reply.to_dict(),
-            reason="cancelled" if said.reply.incomplete else "stop",
-            usage={},
-            params={} if record.think is None else {"think": record.think},
-            basis=said.basis if known else "",
-            whole=said.whole,
-            tokens=said.tokens,
-        )
-
-
-def _settings_of(record: Record, state: SessionState | None) -> dict[str, Any]:
-    """Gives what is kept of a session besides, as JSON has it."""
-    found = {
-        "options": options_to_json(record.options),
-        "overflow": record.overflow,
-        "think": record.think,
-        "tokens": record.tokens,
-        "forked_at": record.forked_at,
-    }
-    if state is not None:
-        text = state.text
-        found |= {
-            "template": text.template,
-            "capacity_tokens": text.capacity_tokens,
-            "kv_dtype": text.kv_dtype,
-            "saved_prefill_tokens": text.saved_prefill_tokens,
-        }
-    return found
-
-
-def _token_file(found: SessionInfo, path: Sequence[Turn]) -> BinaryIO | None:
-    """Makes a session file of the tokens that turns have; None if they have
-    none of a chat.
-    """
-    settings = found.settings
-    last = len(path)
-    while last and not (
-        path[last - 1].basis.startswith(_CACHE) and len(path[last - 1].tokens)
-    ):
-        last -= 1
-    if not last or "template" not in settings:
-        return None
-    basis, first = path[last - 1].basis, last - 1
-    while not path[first].whole:
-        first -= 1
-        if first < 0 or path[first].basis != basis:
-            return None
-    parts = [turn.tokens for turn in path[first:last]]
-    messages: list[Message] = []
-    for turn in path:
-        said = _Said.of(turn)
-        if said is None:
-            return None
-        messages += [said.user, said.reply]
-    lengths = np.cumsum([len(part) for part in parts]).tolist()
-    ends = [None] * first + lengths + [None] * (len(path) - last)
-    text = SessionText(
-        template=settings["template"],
-        system=found.system,
-        messages=messages,
-        overflow=settings.get("overflow", "error"),
-        options=settings.get("options", {}),
-        capacity_tokens=settings["capacity_tokens"],
-        kv_dtype=settings["kv_dtype"],
-        saved_prefill_tokens=settings["saved_prefill_tokens"],
-        ends=ends,
-        think=settings.get("think"),
-    )
-    file = io.BytesIO()
-    session_file.write_tokens(
-        text, np.concatenate(parts), basis[len(_CACHE) :], file.write
-    )
-    file.seek(0)
-    return file
-
-
-def _shown(name: str | None, id: str) -> str:
-    """Gives a name that can be typed, for one that may have any letters."""
-    if name is None:
-        return f"session-{id[-4:]}"
-    kept = "".join(c if c.isprintable() and c != " " else "-" for c in name)
-    kept = kept.strip(_QUOTES).lstrip("/")[:_MAX_NAME_CHARS]
-    return kept or f"session-{id[-4:]}"
-
-
-def _sound(text: str | None) -> str | None:
-    """Gives a text without halves of pairs, which no database takes."""
-    return text and text.encode("utf-8", "replace").decode()
 
 
 def _copy(record: Record) -> Record:

@@ -32,7 +32,9 @@ def look(app: App, session: str) -> Any:
 
 
 @pytest.fixture
-def store(kept: App, folder: Path, shared: gemmakv.Gemma) -> Iterator[ChatStore]:
+def store(
+    kept: App, folder: Path, shared: gemmakv.Gemma
+) -> Iterator[ChatStore]:
     found = ChatStore.open(folder, shared.weights_fingerprint)
     yield found
     found.close()
