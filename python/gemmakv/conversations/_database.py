@@ -51,6 +51,8 @@ _POLL_S = 0.01
 class Database:
     """A database in a folder, or in memory."""
 
+    driver: sqlite3.Connection
+
     def __init__(
         self,
         folder: str | None,

@@ -1,4 +1,11 @@
-"""What chats keep in the database: whole after any crash, a writer for each."""
+"""What chats keep in the database: whole after any crash, a writer for each.
+
+These are the tests of a folder store (test_folder_store.py) on the database.
+Not among them: files that are half written, swept or put aside, as there are
+none; damaged and newer records, which are in test_chat_pipe.py and
+test_takeover.py; who holds a lock, in test_holding.py; the thread that writes
+files of keys and values, and live sessions of records, which are the same.
+"""
 
 from __future__ import annotations
 
