@@ -274,7 +274,7 @@ def test_a_full_disk(run: Run, what: str) -> None:
             "    raise OSError(errno.ENOSPC, text, str(path))\n"
             "_chat.atomic_writer = no_room\n"
         )
-    text = b"two " * 3000 + b"\n" + b"three " * 3000 + b"\n"
+    text = b"two " * 1500 + b"\n" + b"three " * 1500 + b"\n"
     result = run(text, "--session", "main", before=script)
     # What was said is lost with its text alone.
     assert result.returncode == (0 if what == "keys" else 1)
@@ -524,7 +524,7 @@ def test_an_endless_line(talker_path: Path) -> None:
 
 def test_what_is_not_stored_is_a_failure(run: Run) -> None:
     assert run(b"one\n", "--session", "main").returncode == 0
-    result = run(b"two " * 3000 + b"\n", "--session", "main", before=FULL)
+    result = run(b"two " * 1500 + b"\n", "--session", "main", before=FULL)
     assert result.returncode == 1
     assert len(result.stdout.splitlines()) == 1
     [line] = result.stderr.decode().splitlines()
