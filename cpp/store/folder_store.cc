@@ -108,7 +108,6 @@ class FolderStoreOnFiles final : public FolderStore {
         folder_(std::move(folder)) {}
 
   std::string_view tier() const override { return tier_; }
-  bool blocks() const override { return !mapped_; }
   uint64_t budget_bytes() const override { return budget_bytes_; }
 
   void Has(std::span<const ObjectKey> keys,

@@ -127,7 +127,7 @@ def test_a_conversation_moves_between_processes(
     story = "I live by the sea, I have a red bicycle, and I like long walks. "
     _, whole, remote = say("a", "Hello! My name is Anna. " + 18 * story)
     assert whole > 256 and remote == 0
-    for _ in range(5):
+    for _ in range(30):
         answer, computed, remote = say("a", "What is my name?")
         if remote:  # else the machine is so slow that it computed
             break

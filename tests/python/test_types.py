@@ -72,7 +72,7 @@ def test_the_package_and_code_that_uses_it(tmp_path: Path) -> None:
         env={**os.environ, "MYPYPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=1200,
         check=False,
     )
     misuse = re.compile(r".*misuse\.py:(\d+): error:")

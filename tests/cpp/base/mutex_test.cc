@@ -17,7 +17,7 @@ namespace {
 int StatusOf(const auto& child) {
   const pid_t pid = fork();
   if (pid == 0) {
-    alarm(20);
+    alarm(60);
     _exit(child() ? 0 : 1);
   }
   int status = -1;

@@ -8,7 +8,7 @@ namespace gkv {
 // While it lives, a test that hangs ends its process, and so fails.
 class Watchdog {
  public:
-  Watchdog() { alarm(60); }
+  Watchdog() { alarm(120); }
   ~Watchdog() { alarm(0); }
   Watchdog(const Watchdog&) = delete;
 };

@@ -292,7 +292,8 @@ TEST_F(AllocationFailureTest, AStepIsCommittedOrNot) {
     stream->NextEvent();
     while (!stream->waits_for_reader()) std::this_thread::yield();
     allocations_left = n;
-    stream->NextEvent();
+    // None if the step that made it has failed at its end.
+    const size_t read = stream->NextEvent() ? 2 : 1;
     while (!stream->done() && !stream->waits_for_reader()) {
       std::this_thread::yield();
     }
@@ -302,7 +303,7 @@ TEST_F(AllocationFailureTest, AStepIsCommittedOrNot) {
     stream->WaitDone();
     Tokens all = cache->tokens();
     if (all.empty()) continue;
-    ASSERT_EQ(all.size(), prompt.size() + 2) << n;
+    ASSERT_EQ(all.size(), prompt.size() + read) << n;
     const Tokens found =
         gemma_->Generate(cache, other, Options(3)).token_ids;
     all.insert(all.end(), other.begin(), other.end());

@@ -308,9 +308,17 @@ TEST_F(EngineTest, AbortRestoresTheCache) {
   const Tokens before = cache->tokens();
   const std::vector<uint8_t> bytes = cache->ToBytes();
   const Tokens prompt = RandomTokens(400, 10);
-  const Engine::Job job{cache, prompt, NoStop(500), false};
+  // It does not end before, however late this thread is.
+  std::atomic<bool> stopped = false;
+  GenerateOptions options = NoStop(500);
+  options.logits_processor = [&](auto...) {
+    while (!stopped) std::this_thread::yield();
+  };
+  const Engine::Job job{cache, prompt, options, false};
   const auto request = gemma_->Start({&job, 1})[0];
-  ASSERT_TRUE(request->Stop(TokenStream::Interrupt::kAbort));
+  const bool in_time = request->Stop(TokenStream::Interrupt::kAbort);
+  stopped = true;
+  ASSERT_TRUE(in_time);
   while (!request->WaitDone(std::chrono::seconds(1))) {
   }
   EXPECT_EQ(cache->tokens(), before);
@@ -644,9 +652,9 @@ TEST_F(EngineTest, ProfileSumsToTheTimeOfSteps) {
   const auto cache = NewCache();
   const GenerateResult result =
       gemma_->Generate(cache, RandomTokens(200, 3), NoStop(9));
+  const StepProfile profile = gemma_->profile();
   const std::chrono::duration<double> all =
       std::chrono::steady_clock::now() - begin;
-  const StepProfile profile = gemma_->profile();
   const auto& prefill =
       profile.phases[static_cast<size_t>(StepPhase::kPrefill)];
   const auto& decode = profile.phases[static_cast<size_t>(StepPhase::kDecode)];

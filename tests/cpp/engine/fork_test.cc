@@ -63,7 +63,7 @@ using Tokens = std::vector<int32_t>;
 int StatusOf(const std::function<bool()>& child) {
   const pid_t pid = fork();
   if (pid == 0) {
-    alarm(20);
+    alarm(60);
     bool right = false;
     try {
       right = child();

@@ -212,7 +212,17 @@ TEST(MappedFileTest, SettlesWhenItsTimesAreOld) {
   const TempFile on_disk(Pattern(5000));
   const MappedFile file(on_disk.path());
   constexpr std::chrono::seconds kLater{3};
-  EXPECT_FALSE(file.Settle()) << "another write may have the same time";
+  bool in_time = false;  // a busy machine may be slower than a tick
+  for (int i = 0; i < 20 && !in_time; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    const TempFile fresh(Pattern(100));
+    const bool settles = MappedFile(fresh.path()).Settle();
+    in_time = std::chrono::steady_clock::now() - begin < kLater / 3;
+    if (in_time) {
+      EXPECT_FALSE(settles) << "another write may have the same time";
+    }
+  }
+  EXPECT_TRUE(in_time);
   struct statfs info;
   ASSERT_EQ(statfs(on_disk.path().c_str(), &info), 0);
   constexpr int64_t kExt = 0xEF53, kTmpfs = 0x01021994, kNfs = 0x6969;

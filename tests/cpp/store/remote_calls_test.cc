@@ -172,12 +172,12 @@ TEST(RemoteCallsTest, AFailedWriteLeavesReadingAlone) {
 TEST(RemoteCallsTest, ALateReadIsAbandonedAndOpensBothSides) {
   const auto gate = std::make_shared<Gate>();
   RemoteCallOptions options = Options();
-  options.timeout = 1s;  // its thread has begun by then
+  options.timeout = 1s;
   RemoteCalls calls(options, Nothing);
   std::atomic<bool> went_on = false;
   const auto since = Clock::now();
   EXPECT_FALSE(calls.Run(kRead, [gate, &went_on](Call& call) {
-    if (!call.Step()) return;
+    call.Step();  // false if its thread has begun too late
     gate->Pass();
     went_on = call.Step();
   }));
@@ -197,9 +197,10 @@ TEST(RemoteCallsTest, ALateReadIsAbandonedAndOpensBothSides) {
 TEST(RemoteCallsTest, CallsAreRefusedUntilALateStepIsJudged) {
   RemoteCallOptions options = Options();
   options.timeout = 300ms;
-  bool refused = false;
-  // A machine may be too slow for the last step, or for the second call.
-  for (int i = 0; i < 20 && !refused; ++i) {
+  bool refused = false, forgiven = false;
+  // A machine may be too slow for the last step, for the second call, or for
+  // the end of the first one.
+  for (int i = 0; i < 20 && !forgiven; ++i) {
     const auto gate = std::make_shared<Gate>();
     RemoteCalls calls(options, Nothing);
     EXPECT_FALSE(calls.Run(kRead, [gate](Call& call) {
@@ -210,7 +211,7 @@ TEST(RemoteCallsTest, CallsAreRefusedUntilALateStepIsJudged) {
     const auto ran = std::make_shared<std::atomic<int>>(0);
     const bool went = calls.Run(kRead, [ran](Call&) { ++*ran; });
     const RemoteCallStats stats = calls.stats();
-    refused = !stats.reads_open;  // what is late was not judged before that
+    refused = stats.opened == 0;  // what is late was not judged before that
     if (refused) {
       EXPECT_FALSE(went);
       EXPECT_EQ(*ran, 0);
@@ -221,9 +222,10 @@ TEST(RemoteCallsTest, CallsAreRefusedUntilALateStepIsJudged) {
     EXPECT_TRUE(Eventually([&] { return calls.stats().running == 0; }));
     if (!refused) continue;
     EXPECT_TRUE(Eventually([&] { return calls.Run(kRead, Nothing); }));
-    EXPECT_LE(calls.stats().opened, 2 * (calls.stats().timeouts - 1));
+    const RemoteCallStats after = calls.stats();
+    forgiven = after.opened <= 2 * (after.timeouts - 1);
   }
-  EXPECT_TRUE(refused);
+  EXPECT_TRUE(forgiven);
 }
 
 TEST(RemoteCallsTest, AWriteHasATimeoutForEachStep) {
@@ -275,6 +277,8 @@ TEST(RemoteCallsTest, HungThreadsAreBounded) {
   EXPECT_LE(calls.stats().running, 3u);
   gate->Open();
   EXPECT_TRUE(Eventually([&] { return calls.Run(kRead, Nothing); }));
+  // They refer to what ends here.
+  EXPECT_TRUE(Eventually([&] { return calls.stats().running == 0; }));
 }
 
 TEST(RemoteCallsTest, AHungProbeIsNotWaitedForForEver) {
@@ -289,6 +293,8 @@ TEST(RemoteCallsTest, AHungProbeIsNotWaitedForForEver) {
   gate->Open();
   EXPECT_TRUE(Eventually([&] { return calls.stats().running == 0; }));
   EXPECT_TRUE(Eventually([&] { return calls.Run(kRead, Nothing); }));
+  // Probes refer to what ends here.
+  EXPECT_TRUE(Eventually([&] { return calls.stats().running == 0; }));
 }
 
 TEST(RemoteCallsTest, MayGoWhileCallsHang) {
@@ -318,7 +324,7 @@ TEST(RemoteCallsTest, WorkIsGoneWhenRunReturns) {
 
 TEST(RemoteCallsTest, ManyThreadsShareFewCalls) {
   RemoteCallOptions options = Options();
-  options.timeout = 10s;
+  options.timeout = 60s;
   RemoteCalls calls(options, Nothing);
   std::atomic<int> inside = 0, most = 0, ran = 0;
   std::vector<std::thread> threads;

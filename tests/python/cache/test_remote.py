@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 import gemmakv
 from gemmakv import _core
+from gemmakv.cache import _remote
 from gemmakv.cache._remote import open_remote
 from gemmakv.cache._remote_client import CHUNK_BYTES
 from support import remote_tier as tier
@@ -190,13 +192,15 @@ def test_redis_killed_and_back(redis_server: tier.Server) -> None:
     patient = redis_tier(redis_server.port, timeout_s=20)
     tier.put(patient, 1, 1000)
     assert tier.load(patient, 1) == tier.content(1, 1000)
-    store = redis_tier(redis_server.port)
+    # A dead server refuses at once, and a large value may take its time.
+    store = redis_tier(redis_server.port, timeout_s=20)
     wait_until(lambda: tier.load(store, 1) == tier.content(1, 1000))
     redis_server.kill()
     for _ in range(5):
         assert tier.load(store, 1) is None
         tier.put(store, 2, 1000)
-    assert store.call_stats()["reads_open"]
+    # A late call is judged when its own step is overdue.
+    wait_until(lambda: store.call_stats()["reads_open"])
 
     def refused() -> bool:
         """Also where the first call came too late for its answer."""
@@ -393,7 +397,16 @@ def test_what_is_no_s3_gives_nothing(
         impostor.close()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remote tiers of prefix caches give no call up."""
+    monkeypatch.setattr(
+        _remote, "open_remote", partial(open_remote, timeout_s=600)
+    )
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("patient")
 def test_clear_says_what_stays(tiny_path: Path) -> None:
     """Of a remote store: one without the method, one that fails, one that
     does not answer."""
@@ -405,7 +418,7 @@ def test_clear_says_what_stays(tiny_path: Path) -> None:
 
     class Waits(InADict):
         def delete_some(self, prefix: str) -> bool:
-            return not gone.wait(60)
+            return not gone.wait(600)
 
     late = "in time"
     for client, timeout_s, why in (
@@ -561,6 +574,7 @@ def test_a_dropped_tier_lets_go_of_its_object() -> None:
     wait_until(lambda: gone() is None)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_store_that_knows_its_prefix_cache(tiny_path: Path) -> None:
     """By a weak reference, as the protocol says."""
     import gc

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from gemmakv import ChatStream, Gemma, GemmaKVError, Message, Session
+from gemmakv.chat import _one_call
 from support import tiny_gguf
 from support.ctrl_c import ctrl_c_when
 from support.sessions import NO_END, assert_same, assert_sound, said, state
-from support.waits import wait_in_loop, wait_until
+from support.waits import LIMIT_S, wait_in_loop, wait_until
 
 LONG: Any = {"max_tokens": 200, **NO_END}
 
@@ -25,6 +26,12 @@ LONG: Any = {"max_tokens": 200, **NO_END}
 @pytest.fixture(params=["plain", "gemma"])
 def session(tiny: Gemma, request: pytest.FixtureRequest) -> Session:
     return said(Session(tiny, template=request.param), "one")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has calls wait for a reader that a busy machine keeps from reading."""
+    monkeypatch.setattr(_one_call, "_GRACE_S", LIMIT_S)
 
 
 def settled(session: Session, stream: ChatStream, shown: list[str]) -> None:
@@ -237,6 +244,7 @@ def test_close_takes_its_turn_among_others(tiny: Gemma) -> None:
         assert not thread.is_alive()
 
 
+@pytest.mark.usefixtures("patient")
 def test_other_threads_wait_while_a_reader_reads(session: Session) -> None:
     stream = session.stream("two", max_tokens=150, **NO_END)
     replies: list[str] = []
@@ -252,6 +260,7 @@ def test_other_threads_wait_while_a_reader_reads(session: Session) -> None:
     assert_sound(session)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_pooled_thread_does_not_own_the_stream_that_it_read(
     tiny: Gemma,
 ) -> None:
@@ -292,6 +301,7 @@ def test_a_cancelled_reply_keeps_no_half_stop(
     assert_sound(session)
 
 
+@pytest.mark.usefixtures("patient")
 def test_threads_take_turns(tiny: Gemma) -> None:
     session = Session(tiny, capacity_tokens=512)
     errors: list[BaseException] = []

@@ -293,7 +293,7 @@ def test_a_message_outlives_a_reply_that_is_killed(
     assert run(b"one\n", "--session", "main").returncode == 0
     process = subprocess.Popen(
         [sys.executable, "-m", "gemmakv", "chat", "--model", talker_path,
-         *NO_DISK, "--session", "main", "--max-tokens", "100000"],
+         *NO_DISK, "--session", "main", "--max-tokens", "1000000"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},

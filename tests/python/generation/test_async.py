@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -355,17 +355,18 @@ def test_a_cancelled_reader_keeps_what_it_got(slow: Gemma, how: str) -> None:
 
 
 def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
-    cache = create_kv_cache(slow.config, 4096)
-    session = Session(slow, capacity_tokens=4096)
+    cache = create_kv_cache(slow.config)
+    session = Session(slow)
     slow.generate(cache, PROMPT, max_tokens=3, **NO_END)
     session.send("one", max_tokens=3, **NO_END)
     before = cache.to_bytes(True), session.to_bytes(), session.messages
 
+    # None ends while the loop does not run for some seconds.
     calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
-        lambda: slow.agenerate(cache, "the", max_tokens=3000, **NO_END),
-        lambda: slow.agenerate(cache, "the", n=2, max_tokens=3000, **NO_END),
-        lambda: slow.aprefill(cache, [20] * 3000),
-        lambda: session.asend("two", max_tokens=3000, **NO_END),
+        lambda: slow.agenerate(cache, "the", **ENDLESS),
+        lambda: slow.agenerate(cache, "the", n=2, **ENDLESS),
+        lambda: slow.aprefill(cache, [20] * 200_000),
+        lambda: session.asend("two", **ENDLESS),
     ]
 
     async def main() -> None:
@@ -392,9 +393,19 @@ def test_a_cancelled_call_leaves_all_as_it_was(slow: Gemma) -> None:
 
 
 @pytest.mark.parametrize("kind", ["cache", "asend", "send", "astream"])
-def test_a_deadline_counts_what_was_waited_for(slow: Gemma, kind: str) -> None:
+def test_a_deadline_counts_what_was_waited_for(
+    slow: Gemma, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = Session(slow, template="plain")
     options: Any = {"max_tokens": 10, "deadline": 0.01, **NO_END}
+    waits = threading.Event()
+    acquire = session._calls.acquire
+
+    def acquiring() -> None:
+        waits.set()  # the deadline counts by now
+        acquire()
+
+    monkeypatch.setattr(session._calls, "acquire", acquiring)
 
     async def second() -> Any:
         if kind == "cache":
@@ -415,8 +426,12 @@ def test_a_deadline_counts_what_was_waited_for(slow: Gemma, kind: str) -> None:
             if kind == "cache"
             else session.asend("a", **step.options)
         )
+        await step.begun.wait()
+        task = asyncio.ensure_future(second())
+        if kind == "send":  # a thread may take its time to begin
+            await wait_in_loop(waits.is_set)
         # It is over long before the first call is.
-        found = await step.during(second(), seconds=0.1)
+        found = await step.during(task, seconds=0.1)
         assert (await first).finish_reason == "length"
         assert found.finish_reason == "deadline" and found.token_ids == []
 
@@ -711,21 +726,63 @@ def test_no_threads_wait(tiny: Gemma) -> None:
     assert most <= before
 
 
+class Over(Exception):
+    """The end of a call that talks beside others."""
+
+
+def talk_beside(
+    gemma: Gemma, told: list[int], middle: range, over: threading.Event
+) -> None:
+    """Talks until it is over. A call that tells its progress shares the steps:
+    these wait until it tells something, and, a few later, until it tells
+    something in the middle.
+    """
+    left = 3
+
+    def process(ids: Any, logits: Any) -> None:
+        nonlocal left
+        wait_until(lambda: told or over.is_set())
+        if over.is_set():
+            raise Over
+        left -= 1
+        if left < 0:
+            wait_until(
+                lambda: over.is_set() or any(one in middle for one in told)
+            )
+
+    with pytest.raises(Over):
+        gemma.generate(
+            create_kv_cache(gemma.config), [BOS],
+            logits_processor=process, **ENDLESS,
+        )  # fmt: skip
+
+
 @pytest.mark.slow
 def test_async_progress_counts_what_is_computed(slow: Gemma) -> None:
     cache = create_kv_cache(slow.config, 8192)
     for call in ("generate", "agenerate"):
         cache.reset()
         told: list[int] = []
-        run = getattr(slow, call)(
-            cache,
-            [BOS, *[20] * 8000],
-            max_tokens=2,
-            progress=lambda done, total, told=told: told.append(done),
-            **NO_END,
+        over = threading.Event()
+        beside = threading.Thread(
+            target=talk_beside, args=(slow, told, range(1, 8001), over)
         )
-        if call == "agenerate":
-            asyncio.run(run)
+        steps = slow._engine.steps
+        beside.start()
+        wait_until(lambda steps=steps: slow._engine.steps > steps)
+        try:
+            run = getattr(slow, call)(
+                cache,
+                [BOS, *[20] * 8000],
+                max_tokens=2,
+                progress=lambda done, total, told=told: told.append(done),
+                **NO_END,
+            )
+            if call == "agenerate":
+                asyncio.run(run)
+        finally:
+            over.set()
+            beside.join()
         assert told == sorted(set(told)) and told[-1] == 8003
         # Appended it was at once.
         assert [done for done in told if 0 < done < 8001]
@@ -832,7 +889,7 @@ if child == 0:
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(1)
-for _ in range(6000):
+for _ in range(24000):
     done, status = os.waitpid(child, os.WNOHANG)
     if done:
         break
@@ -891,9 +948,7 @@ class HeldStep:
     def end(self) -> None:
         self._ended.set()
 
-    async def during(
-        self, work: Coroutine[Any, Any, Any], seconds: float = 0.05
-    ) -> Any:
+    async def during(self, work: Awaitable[Any], seconds: float = 0.05) -> Any:
         """Does it while the step runs, for so long at least: the loop is free
         all the time, and the work is not done before the step has ended.
         """
@@ -996,17 +1051,16 @@ def test_afork_is_fork_that_does_not_block(slow: Gemma) -> None:
     async def main() -> None:
         expected = session().fork()
         own = session()
-        steps: list[int] = []
-
-        async def count() -> None:
-            while True:
-                steps.append(1)
-                await asyncio.sleep(0)  # others of the loop have their turn
-
-        counter = asyncio.ensure_future(count())
-        found = await own.afork()
-        counter.cancel()
-        assert len(steps) > 2
+        # Its beginning is computed after the step that runs.
+        step = HeldStep()
+        other = asyncio.ensure_future(
+            slow.agenerate(
+                create_kv_cache(slow.config), PROMPT,
+                **{**step.options, "max_tokens": 3},
+            )
+        )  # fmt: skip
+        found = await step.during(own.afork())
+        await other
         assert same(found.cache, expected.cache) and len(found.cache) > 200
         assert found.cache.shared_nbytes and same(own.cache, found.cache)
         reply = await found.asend("hello", max_tokens=8, **NO_END)

@@ -402,22 +402,43 @@ def test_ctrl_c_restores_the_caches(endless: Gemma, how: str) -> None:
     assert more.token_ids == same.token_ids
 
 
-def test_ctrl_c_in_a_stream_keeps_what_was_returned(endless: Gemma) -> None:
+def test_ctrl_c_in_a_stream_keeps_what_was_returned(
+    endless: Gemma, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outside of the stream, Ctrl-C would not end it."""
     cache = create_kv_cache(endless.config)
+    runs, go = threading.Event(), threading.Event()
+
+    def hold(ids: Any, logits: Any) -> None:
+        if len(ids) == len(PROMPT) + 4:
+            runs.set()
+            go.wait(120)
+
     stream = endless.stream(
-        cache, PROMPT, max_tokens=1_000_000, logit_bias=NO_END
-    )
+        cache, PROMPT, max_tokens=1_000_000, logit_bias=NO_END,
+        logits_processor=hold,
+    )  # fmt: skip
     read: list[int] = []
-    with pytest.raises(KeyboardInterrupt), ctrl_c_when(has_run(endless)):
+    asked: list[int] = []
+    real = stream._read
+
+    def reading(seconds: float) -> Any:
+        asked.append(len(read))
+        return real(seconds)
+
+    def waits() -> bool:
+        return runs.is_set() and asked[-1:] == [4]
+
+    monkeypatch.setattr(stream, "_read", reading)
+    with pytest.raises(KeyboardInterrupt), ctrl_c_when(waits):
         for piece in stream:
             read.append(piece.token_id)
+    go.set()
     # Bytes of half a character may be left, which are no token.
     assert [piece for piece in stream if piece.token_id >= 0] == []
     assert stream.result().finish_reason == "cancelled"
-    # One piece may have been on its way when Ctrl-C came.
-    held = cache.tokens.tolist()[len(PROMPT) :]
-    assert held[: len(read)] == read
-    assert len(held) - len(read) in (0, 1)
+    assert len(read) == 4
+    assert cache.tokens.tolist() == PROMPT + read
 
 
 def test_several_models_at_once() -> None:
@@ -644,14 +665,23 @@ def test_one_bos_whoever_comes_first(talker: Gemma) -> None:
 
 
 def test_bos_is_there_if_the_call_before_was_undone(talker: Gemma) -> None:
+    runs, go = threading.Event(), threading.Event()
+
+    def hold(ids: Any, logits: Any) -> None:
+        runs.set()
+        go.wait(120)
+
     async def talk() -> None:
         first = asyncio.create_task(
-            talker.agenerate(cache, "ab", max_tokens=100_000))
-        await wait_in_loop(lambda: len(cache) > 0)
+            talker.agenerate(
+                cache, "ab", max_tokens=9, logits_processor=hold))
+        await wait_in_loop(runs.is_set)
         second = asyncio.create_task(
             talker.agenerate(cache, "c", max_tokens=3))
         await asyncio.sleep(0)  # it waits for the first
         first.cancel()
+        await asyncio.sleep(0)  # the first is told, in the middle of its step
+        go.set()
         await asyncio.wait([first, second])
         assert first.cancelled() and not second.exception()
 

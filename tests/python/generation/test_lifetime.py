@@ -252,10 +252,14 @@ def test_what_a_processor_raised_keeps_nothing_alive(
             gc.collect()  # a stream has what it failed with, and so has a task
         return reference() is None
 
-    # The engine's thread may still be about to let go of the request.
+    def are_closed() -> bool:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")) <= descriptors
+
+    # The engine's thread may still be about to let go of the request: of what
+    # it failed with, and then of what wakes its loop.
     wait_until(is_gone, pause_s=0.01)
-    gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= descriptors
+    wait_until(are_closed, pause_s=0.01)
 
 
 # A model whose last reference is on a thread of its own: a closure of a

@@ -6,12 +6,14 @@ import os
 import signal
 import threading
 import warnings
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import gemmakv
 from gemmakv import Gemma, PrefixCache, create_kv_cache
+from gemmakv.cache import _remote
 from support import remote_tier
 from support.forks import run_program
 
@@ -36,7 +38,13 @@ class Hanging:
         self.go.wait()
 
 
-def test_close_leaves_a_tier_that_hangs(tiny_path: Path) -> None:
+def test_close_leaves_a_tier_that_hangs(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It has not been given up when it is closed.
+    monkeypatch.setattr(
+        _remote, "open_remote", partial(_remote.open_remote, timeout_s=600)
+    )
     remote = Hanging()
     prefix = PrefixCache(ram="64MiB", remote=remote)
     model = Gemma.load(tiny_path, prefix_cache=prefix)
@@ -86,8 +94,11 @@ def test_bad_timeouts() -> None:
 
 
 _SCRIPT = """
-import sys, threading
+import functools, sys, threading
 import gemmakv
+from gemmakv.cache import _remote
+
+_remote.open_remote = functools.partial(_remote.open_remote, timeout_s=600)
 
 class Hanging:
     asked = threading.Event()

@@ -211,7 +211,7 @@ def in_child(call):
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(120)
         try:
             found = repr(call())
         except BaseException as error:
@@ -261,7 +261,7 @@ found = []
 def process(token_ids, logits):
     child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(120)
         length = 0
         try:
             made = gemma.generate(cache(), PROMPT, max_tokens=2, **LENGTH)

@@ -391,7 +391,7 @@ def test_stopped_process_resumes(
 ) -> None:
     data = tiny_path.read_bytes() + bytes(20 * CHUNK)
     server.add("org/tiny", {"tiny.gguf": data})
-    server.bytes_per_s = 8 * CHUNK
+    server.holds_after = 4 * CHUNK  # it cannot end before it is stopped
     env = environment(server, tmp_path)
     info = ["info", "--json", "org/tiny"]
     process = subprocess.Popen(
@@ -403,8 +403,8 @@ def test_stopped_process_resumes(
     _, error = process.communicate(timeout=60)
     assert process.returncode == (130 if how == signal.SIGINT else -9)
     assert error == b""
-    server.bytes_per_s = None
     server.requests.clear()
+    server.holds_after = None
     result = cli(*info, **env)
     assert result.returncode == 0, result.stderr
     assert b"gemma3" in result.stdout

@@ -97,7 +97,8 @@ def test_prompt_is_read(shared: gemmakv.Gemma, stream: bool, n: int) -> None:
     async def main() -> None:
         steps = steps_of(shared)
         exchange = Exchange(app, CHAT, body)
-        await until(lambda: steps_of(shared) > steps, "it was read")
+        # One step may be the last of a request that left before.
+        await until(lambda: steps_of(shared) > steps + 1, "it was read")
         await gone(app, exchange)
         assert b'"content":"a' not in exchange.data
 
@@ -334,16 +335,26 @@ def test_a_long_wait_has_a_head(shared: gemmakv.Gemma, path: str) -> None:
 def test_what_fails_after_a_long_wait_is_an_event(
     shared: gemmakv.Gemma,
 ) -> None:
-    app = make_app(shared, ping_s=0.05, max_running=1)
-
-    async def main() -> None:
+    async def is_event(seconds: float) -> bool:
+        app = make_app(shared, ping_s=0.05, max_running=1)
+        body = {**LONG, "stream": True, "deadline": seconds}
         async with the_row(app):
-            late = Exchange(app, CHAT, {**LONG, "stream": True, "deadline": 1})
+            late = Exchange(app, CHAT, body)
             await late.done()
+        rejected = service(app).counts.rejected.values
+        assert list(rejected.values()) == [1]
+        if late.status == 503:  # its time was over before it waited
+            return False
         assert late.status == 200
         assert late.data.startswith(b": ping\n\n")
         assert b'"code":"deadline_exceeded"' in late.data
-        rejected = service(app).counts.rejected.values
-        assert list(rejected.values()) == [1]
+        return True
+
+    async def main() -> None:
+        # Once the machine has the time to let it wait.
+        for seconds in (1, 2, 4, 8, 16, 32):
+            if await is_event(seconds):
+                return
+        raise AssertionError("it never waited")
 
     run(main())

@@ -20,7 +20,7 @@ from support.asgi import USER
 from support.command import RunCli, assert_fails
 from support.raw_http import metric, read_until, request_of, unread
 from support.server_process import ServerProcess
-from support.waits import wait_until
+from support.waits import LIMIT_S, wait_until
 
 NAME = "talker"
 CONTEXT = 600_000
@@ -285,7 +285,7 @@ def test_a_connection_goes_on_after_a_stream(running: ServerProcess) -> None:
 
 def test_two_requests_on_one_connection(running: ServerProcess) -> None:
     body = {**LONG, "max_tokens": 3, "seed": 1}
-    with httpx.Client(base_url=running.url) as http:
+    with httpx.Client(base_url=running.url, timeout=LIMIT_S) as http:
         found = [
             http.post("/v1/chat/completions", json=body).text for _ in "12"
         ]
@@ -310,7 +310,7 @@ def test_bad_http(running: ServerProcess, data: bytes) -> None:
         sock.sendall(data)
         answer = sock.recv(65536)
         assert answer.startswith(b"HTTP/1.1 4"), answer
-    assert httpx.get(running.url + "/health").status_code == 200
+    assert running.get("/health").status_code == 200
 
 
 def exchange(port: int, head: bytes, body: bytes = b"") -> bytes:
@@ -382,7 +382,7 @@ def test_a_bad_chunk_behind_an_answer(running: ServerProcess) -> None:
         assert b" 404 " in read_until(sock, b"}}")
         sock.sendall(b"zz\r\n")
         assert sock.recv(100) == b""
-    assert httpx.get(running.url + "/health").status_code == 200
+    assert running.get("/health").status_code == 200
     assert "Traceback" not in running.log
 
 
@@ -434,13 +434,14 @@ def test_another_protocol_is_asked_for_in_vain(running: ServerProcess) -> None:
 
 def test_drain_says_that_it_is_not_ready(talker_path: Path) -> None:
     with ServerProcess("-m", talker_path, "--drain-timeout", 60) as own:
-        with httpx.Client(base_url=own.url) as before:
+        with httpx.Client(base_url=own.url, timeout=LIMIT_S) as before:
             assert before.get("/health/ready").status_code == 200
             sock = request(own, LONG)
             read_until(sock, b'"role"')
             own.signal()
             wait_until(lambda: before.get("/health/ready").status_code != 200)
-            with httpx.Client(base_url=own.url) as fresh:  # a new connection
+            # A new connection.
+            with httpx.Client(base_url=own.url, timeout=LIMIT_S) as fresh:
                 assert fresh.get("/health/ready").status_code == 503
                 assert fresh.get("/health/live").status_code == 200
                 refused = fresh.post("/v1/completions", json={"prompt": "x"})
@@ -544,7 +545,7 @@ def test_no_room_for_a_connection(talker_path: Path) -> None:
         pytest.skip("needs prlimit of Linux")
     with ServerProcess("-m", talker_path) as own:
         pid = own.process.pid
-        here = httpx.Client(base_url=own.url)
+        here = httpx.Client(base_url=own.url, timeout=LIMIT_S)
         assert here.get("/health").status_code == 200
         _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (40, most))
@@ -566,6 +567,7 @@ def test_no_room_for_a_connection(talker_path: Path) -> None:
                 one.close()
             last.settimeout(60)
             assert last.recv(1) == b"H"
+        settles_log(own, "Too many open files")
         lines = [line for line in own.lines if "Too many open files" in line]
         assert len(lines) == 1, own.log
         assert "Traceback" not in own.log
@@ -651,8 +653,10 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
         GEMMAKV_MAX_MODEL_LEN="2000", GEMMAKV_MAX_QUEUE="4",
     ) as own:  # fmt: skip
         headers = {"authorization": "Bearer secret"}
-        assert httpx.get(own.url + "/v1/models").status_code == 401
-        with httpx.Client(base_url=own.url, headers=headers) as http:
+        assert own.get("/v1/models").status_code == 401
+        with httpx.Client(
+            base_url=own.url, headers=headers, timeout=LIMIT_S
+        ) as http:
             found = http.get("/v1/models").json()
             assert [m["id"] for m in found["data"]] == ["from-file", "second"]
             assert found["data"][0]["max_model_len"] == 2000
@@ -688,7 +692,7 @@ def test_signal_while_loading() -> None:
 
     def load(check: Any) -> gemmakv.Gemma:
         for path in ("/health", "/health/live", "/v1/models"):
-            response = httpx.get(url + path)
+            response = httpx.get(url + path, timeout=LIMIT_S)
             said.append((response.status_code, "Loading" in response.text))
         os.kill(os.getpid(), signal.SIGTERM)
         wait_until(check)  # until it raises
@@ -704,14 +708,14 @@ def test_signal_behind_the_last_look(talker_path: Path) -> None:
 
     def load(check: Any) -> gemmakv.Gemma:
         gemma = gemmakv.Gemma.load(talker_path)
-        assert httpx.get(url + "/health").status_code == 503
+        assert httpx.get(url + "/health", timeout=LIMIT_S).status_code == 503
         os.kill(os.getpid(), signal.SIGTERM)
         wait_until(is_gone, pause_s=0.02)
         return gemma  # without another look
 
     def is_gone() -> bool:
         try:
-            httpx.get(url + "/health")
+            httpx.get(url + "/health", timeout=LIMIT_S)
         except httpx.HTTPError:
             return True
         return False
@@ -725,14 +729,14 @@ def test_signal_behind_the_last_look(talker_path: Path) -> None:
 
 def test_loading_fails() -> None:
     def load(check: Any) -> gemmakv.Gemma:
-        assert httpx.get(url + "/health").status_code == 503
+        assert httpx.get(url + "/health", timeout=LIMIT_S).status_code == 503
         raise ValueError("model: no such thing")
 
     serve, url = start(load)
     with pytest.raises(ValueError, match="no such thing"):
         serve()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(url + "/health")
+        httpx.get(url + "/health", timeout=LIMIT_S)
 
 
 @pytest.mark.slow
@@ -743,17 +747,20 @@ def test_slow_headers(talker_path: Path) -> None:
         talker_path, limits=Limits(header_s=2)
     ) as server:
         address = ("127.0.0.1", server.port)
+        # All headers of the second are there before their time begins.
+        server.signal(signal.SIGSTOP)
         with (
             socket.create_connection(address, 60) as slow,
             socket.create_connection(address, 60) as second,
         ):
             slow.sendall(b"GET /health HTTP/1.1\r\nHo")
             second.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            server.signal(signal.SIGCONT)
             assert b'{"status":"ok"}' in read_until(second, b"}")
             second.sendall(b"GET /")  # the second request, too
             for one in (slow, second):
                 assert one.recv(100) == b""
-        assert httpx.get(server.url + "/health").status_code == 200
+        assert server.get("/health").status_code == 200
         server.signal()
         server.end()
 
@@ -779,8 +786,9 @@ def test_an_answer_that_is_not_read(
         body["messages"] = USER
 
     with ServerProcess.with_settings(
-        talker_path, send_buffer=4096, limits=Limits(unread_s=0.3)
-    ) as server:
+        talker_path, send_buffer=4096, patience=LIMIT_S / 0.3,
+        limits=Limits(unread_s=0.3),
+    ) as server:  # fmt: skip
         with unread(server.port) as sock:
             sock.sendall(request_of(path, body, version))
             # It may run for a moment only: what has been is what is waited for.

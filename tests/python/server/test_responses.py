@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from support.kept import (
     prompts_of,
     serving,
 )
+from support.waits import LIMIT_S
 
 pytestmark = needs("openai")
 PATH = "/v1/responses"
@@ -461,27 +463,39 @@ def test_responses_expire(
     store.close()
 
 
-def test_client_vanishes(kept: App, folder: Path) -> None:
+def test_client_vanishes(shared: gemmakv.Gemma, folder: Path) -> None:
     """Of a turn that was cut off nothing is kept."""
-    one = respond(kept, "hello")
 
-    async def main() -> None:
+    async def main(app: App, before: str) -> None:
+        # One that still runs when the client leaves, however late that is.
         body = {
-            "input": "more", "previous_response_id": one["id"], "stream": True,
-            "max_output_tokens": 4000, "ignore_eos": True,
+            "input": "more", "previous_response_id": before, "stream": True,
+            "max_output_tokens": 500_000, "ignore_eos": True,
         }  # fmt: skip
-        running = Exchange(kept, PATH, body)
+        running = Exchange(app, PATH, body)
         await running.holds(b"output_text.delta")
         running.leave()
         await running.done()
 
-    asyncio.run(main())
-    db = history(kept).store.database.driver
-    assert db.execute("SELECT count(*) FROM turns").fetchone() == (1,)
+    for app in serving(shared, folder, max_model_len=600_000):
+        one = respond(app, "hello")
+        asyncio.run(main(app, one["id"]))
+        db = history(app).store.database.driver
+        assert db.execute("SELECT count(*) FROM turns").fetchone() == (1,)
 
 
-def test_parent_deleted_meanwhile(kept: App) -> None:
+def test_parent_deleted_meanwhile(
+    kept: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = respond(kept, "hello")
+    store = history(kept).store
+    add, deleted = store.turns.add, threading.Event()
+
+    def add_after(*turn: Any) -> None:
+        assert deleted.wait(LIMIT_S)
+        add(*turn)
+
+    monkeypatch.setattr(store.turns, "add", add_after)
 
     async def main() -> bytes:
         body = {
@@ -490,8 +504,8 @@ def test_parent_deleted_meanwhile(kept: App) -> None:
         }  # fmt: skip
         running = Exchange(kept, PATH, body)
         await running.holds(b"output_text.delta")
-        driver = history(kept).store.database.driver
-        driver.execute("DELETE FROM turns")
+        store.database.driver.execute("DELETE FROM turns")
+        deleted.set()
         await running.done()
         return running.data
 

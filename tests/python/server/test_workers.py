@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -12,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
@@ -31,9 +31,9 @@ from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
 from support.forks import run_program
 from support.server_process import ServerProcess
-from support.waits import wait_until
+from support.waits import LIMIT_S, wait_until
 
-WORKER_TIMEOUT_S = 4
+WORKER_TIMEOUT_S = 10
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
 LONG = {
     "model": NAME, "messages": USER, "max_tokens": 500_000,
@@ -232,13 +232,15 @@ def test_killed_worker(running: ServerProcess) -> None:
 def test_a_hung_worker_is_replaced(running: ServerProcess) -> None:
     """Connections that it had taken waited for it for ever."""
     before = both(running)
-    begin = time.monotonic()
     os.kill(before[0], signal.SIGSTOP)
     until(lambda: before[0] not in workers_of(running))
-    assert time.monotonic() - begin > WORKER_TIMEOUT_S - 1
     after = both(running)
     assert before[1] in after, "the other one was not"
-    assert f"process {before[0]})" in running.log
+    # Counted from its last beat, which may have been long before the stop.
+    waited = re.search(
+        rf"process {before[0]}\) has not answered for (\d+) s", running.log
+    )
+    assert waited and int(waited[1]) >= WORKER_TIMEOUT_S
 
 
 class _Time:
@@ -438,12 +440,12 @@ def test_sessions_removed(
     folder = tmp_path / "kept"
     server = start("--sessions", folder)
     pids = both(server)
-    id = httpx.post(server.url + SESSIONS, json={}).json()["id"]
+    id = server.post(SESSIONS, {}).json()["id"]
     shutil.rmtree(folder)
     os.kill(pids[0], signal.SIGKILL)
     until(lambda: "before it was ready" in server.log)
     for _ in range(4):
-        found = httpx.get(f"{server.url}{SESSIONS}/{id}")
+        found = server.get(f"{SESSIONS}/{id}")
         assert found.status_code == 503, found.text
     assert "restart the server" in server.log
     assert not folder.exists()
@@ -512,7 +514,9 @@ def ask(server: ServerProcess, sent: threading.Barrier) -> int:
 def test_second_signal(start: Servers) -> None:
     server = start()
     pids = both(server)
-    with httpx.stream("POST", server.url + CHAT, json=LONG) as stream:
+    with httpx.stream(
+        "POST", server.url + CHAT, json=LONG, timeout=LIMIT_S
+    ) as stream:
         next(stream.iter_lines())
         server.signal()
         until(lambda: "stopping" in server.log)

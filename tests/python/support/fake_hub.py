@@ -6,7 +6,8 @@
 
 Files redirect to a second port, as the hub's large ones do to where they are
 stored; there an Authorization header is an error. `hub.requests` lists what
-was asked; `hub.cut_after` ends replies early.
+was asked; `hub.cut_after` ends replies early, and `hub.holds_after` has them
+stand still.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import threading
 import time
 import urllib.parse
@@ -59,6 +61,7 @@ class FakeHub:
         self.ignores_range = False
         self.damage = False  # the content is not what its hash says
         self.bytes_per_s: float | None = None
+        self.holds_after: int | None = None  # bytes of each reply
         self._servers = [self._serve(_HubHandler), self._serve(_FileHandler)]
 
     def _serve(self, kind: type[BaseHTTPRequestHandler]) -> Any:
@@ -160,6 +163,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 # A line of that rate.
                 time.sleep(len(part) / self.hub.bytes_per_s)
+            while request.bytes_sent >= (self.hub.holds_after or math.inf):
+                time.sleep(0.01)  # the test lets go
         if size is not None and len(body) < size:
             self.wfile.flush()
             self.close_connection = True

@@ -23,11 +23,13 @@ READY = re.compile(r"gemmakv: serving .* at (http://\S+|unix:\S+) ")
 _SETTINGS = """
 import pickle, socket, sys
 from gemmakv import Gemma
-from gemmakv.server import _run
+from gemmakv.server import _protocol, _run
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
 
-model, send_buffer, fields = pickle.loads(bytes.fromhex(sys.argv[1]))
+model, send_buffer, patience, fields = pickle.loads(bytes.fromhex(sys.argv[1]))
+if patience is not None:
+    _protocol._PATIENCE = patience
 settings = Settings(("talker",), port=0, **fields)
 sock = _run.bind(settings)
 if send_buffer is not None:  # connections have that of the listener
@@ -50,13 +52,19 @@ class ServerProcess:
 
     @classmethod
     def with_settings(
-        cls, model: Path, *, send_buffer: int | None = None, **fields: Any
+        cls,
+        model: Path,
+        *,
+        send_buffer: int | None = None,
+        patience: float | None = None,
+        **fields: Any,
     ) -> ServerProcess:
         """Serves `model` with these fields of Settings. The kernel keeps about
-        `send_buffer` bytes of a connection that its client does not read.
+        `send_buffer` bytes of a connection that its client does not read. An
+        answer that was given up may be read for `patience` times `unread_s`.
         """
         server = cls.__new__(cls)
-        given = pickle.dumps((model, send_buffer, fields)).hex()
+        given = pickle.dumps((model, send_buffer, patience, fields)).hex()
         server._begin(
             lambda streams: FORKS.fork(
                 _SETTINGS, [given], streams, {**os.environ}, imports="servers"

@@ -388,13 +388,14 @@ function turnOf(message, live, reason, { usage, timings, cache }) {
 // Waits for what may still hold the session.
 async function* patient(body, signal) {
   for (;;) {
+    const asked = performance.now();
     try {
       yield* stream("v1/chat/completions", body, signal);
       return;
     } catch (error) {
       if (error.code !== "session_busy") throw error;
       if (broke.session !== body.session
-          || performance.now() - broke.time > BUSY_MS) {
+          || asked - broke.time > BUSY_MS) {
         throw new ApiError("Another turn runs in this conversation, in another "
           + "tab or program. Your message is still here; send it when that has "
           + "ended.", error);
