@@ -21,7 +21,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -58,6 +58,9 @@ from gemmakv.conversations._tables import (
 from gemmakv.conversations._tree import insert_turn, prune, turns_up_to
 from gemmakv.conversations._types import SessionInfo
 from gemmakv.errors import CorruptFile, GemmaKVError, one_line
+
+if TYPE_CHECKING:
+    from gemmakv.conversations._tables import Query
 
 TENANT = ""  # whom a server without keys serves
 _TRASH_S = 30 * 86400.0
@@ -405,7 +408,7 @@ class ChatStore:
         emptied, self._emptied = self._emptied, []
         return emptied
 
-    def _trash(self) -> sa.Select[Any]:
+    def _trash(self) -> Query:
         return (
             sa.select(*SESSION)
             .join_from(

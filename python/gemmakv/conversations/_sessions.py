@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -22,6 +22,9 @@ from gemmakv.conversations._tables import (
 )
 from gemmakv.conversations._tree import insert_turn, leads_to, prune
 from gemmakv.conversations._types import Branch, SessionInfo, Turn, new_id
+
+if TYPE_CHECKING:
+    from gemmakv.conversations._tables import Query
 
 
 class Sessions:
@@ -141,7 +144,7 @@ class Sessions:
         return found[:limit], len(found) > limit
 
 
-def select_sessions(tenant: str) -> sa.Select[Any]:
+def select_sessions(tenant: str) -> Query:
     """Gives the query for a tenant's sessions, but those in the trash."""
     return (
         sa.select(*SESSION)

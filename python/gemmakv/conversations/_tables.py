@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from sqlalchemy import (
@@ -37,6 +37,12 @@ from sqlalchemy.types import TypeDecorator
 
 from gemmakv.conversations._types import KEPT, SessionInfo, Turn
 from gemmakv.generation._prompts import TokenArray
+
+if TYPE_CHECKING:
+    from sqlalchemy import Select
+
+    # A query with any columns.
+    Query = Select[*tuple[Any, ...]]
 
 # Schemas in the order in which they follow each other; the last is today's.
 REVISIONS = ("0001", "0002")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -16,6 +16,9 @@ from gemmakv.conversations._tables import (
     turns,
 )
 from gemmakv.conversations._types import KEPT, NOBODY, Turn
+
+if TYPE_CHECKING:
+    from gemmakv.conversations._tables import Query
 
 
 def insert_turn(db: Connection, turn: Turn, age: float) -> None:
@@ -62,7 +65,7 @@ def _up() -> sa.CTE:
     )
 
 
-def _path(columns: Sequence[Any]) -> sa.Select[Any]:
+def _path(columns: Sequence[Any]) -> Query:
     return (
         sa.select(*columns)
         .join_from(_UP, turns, turns.c.id == _UP.c.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import sqlalchemy as sa
@@ -36,10 +36,13 @@ from gemmakv.conversations._types import (
 )
 from gemmakv.generation._prompts import TokenArray
 
+if TYPE_CHECKING:
+    from gemmakv.conversations._tables import Query
+
 _EXPIRED_AT_ONCE = 32
 
 
-def _tokens() -> sa.Select[Any]:
+def _tokens() -> Query:
     """Gives tokens from the last turn before `:turn` that has them whole."""
     columns = turns.c.parent, turns.c.whole, turns.c.depth, turns.c.tokens
     start = sa.select(*columns).where(turns.c.id == sa.bindparam("turn"))
