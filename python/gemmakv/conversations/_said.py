@@ -90,13 +90,13 @@ def turns_of(record: Record, state: SessionState | None) -> list[Said]:
     before: int | None = 0
     for pair, end in zip(pairs, ends):
         said = Said(*pair, basis=_CACHE + fingerprint)
-        if end is not None:
-            # Those after a turn whose end is not known begin anew.
-            begin = before or 0
+        # Those after a turn whose end is not known begin anew.
+        begin, before = before or 0, None
+        if end is not None and end > begin:
             said = dataclasses.replace(
                 said, whole=not begin, tokens=ids[begin:end]
             )
-        before = end
+            before = end
         found.append(said)
     return found
 

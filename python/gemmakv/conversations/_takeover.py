@@ -93,8 +93,10 @@ def _taken(record: Record, file: Path, deleted: float | None) -> Taken:
     """Gives a record with what its session file holds."""
     try:
         text, part = session_file.split(memoryview(file.read_bytes()))
-    except (OSError, GemmaKVError):
+    except OSError:
         return Taken(record, deleted)
+    except GemmaKVError:  # whoever opens it says what is wrong with it
+        return Taken(record, deleted, keys=file)
     if not isinstance(part, TokenPart):
         return Taken(record, deleted, keys=file)
     # The record may be newer than the file.
