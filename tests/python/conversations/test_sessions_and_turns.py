@@ -351,6 +351,11 @@ def test_a_database_of_before_there_was_a_clock_in_it(
         db.execute("DROP INDEX turns_since")
         db.execute("DROP INDEX sessions_made")
         db.execute("ALTER TABLE turns DROP COLUMN since")
+        db.execute("DROP INDEX sessions_deleted")
+        for column in ("model", "settings", "draft", "parent", "deleted"):
+            db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
+        db.execute("DROP TABLE alembic_version")
+        db.execute("PRAGMA user_version = 1")
         db.execute("DELETE FROM facts WHERE name = 'clock'")
         db.execute(
             "CREATE INDEX turns_kept ON turns (created) WHERE state = 1"
