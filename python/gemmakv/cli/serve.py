@@ -30,7 +30,7 @@ EXAMPLES = examples(
     "gemmakv serve --config server.toml --log-format json",
 )
 _PREFIX = "GEMMAKV_"
-_NEEDED = ("starlette", "uvicorn", "msgspec")
+_NEEDED = ("starlette", "uvicorn", "msgspec", "sqlalchemy", "alembic")
 _OFF = ("0", "off")
 # Whose variable, where it is empty, must not count as one that is not set.
 _GUARDS = ("api_key", "api_key_file", "prefix_cache_secret_file")
@@ -314,7 +314,7 @@ def serve(
         "--sessions",
         None,
         "Keep conversations in a folder: /v1/sessions, and /v1/responses by "
-        "their ids.",
+        "their ids. 'default': that of `gemmakv chat`.",
         "DIR",
     ),  # fmt: skip
     response_days: float = _option(
@@ -565,9 +565,12 @@ def _open_sessions(
         return None
     if not folder:
         raise ValueError("sessions: expected a folder, found ''")
-    from gemmakv.server._store import Store
+    from gemmakv._support.folders import data_folder
+    from gemmakv.conversations._store import Conversations
 
-    return Store(folder, days, same)
+    if folder == "default":
+        folder = str(data_folder() / "conversations")
+    return Conversations.open(folder, days, same)
 
 
 def _check_extra() -> None:

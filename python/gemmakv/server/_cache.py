@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from gemmakv.cache._prefix import PrefixStats
+from gemmakv.conversations import new_id
 from gemmakv.errors import CacheFullError, GemmaKVError, one_line
 from gemmakv.generation._prefix import ModelPrefixCache, PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
@@ -18,7 +19,6 @@ from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._http import Call, Event
 from gemmakv.server._requests import ChatRequest, Pin
 from gemmakv.server._service import ChatService
-from gemmakv.server._store import new_id
 
 _MOST_PINS = 64  # of a key
 

@@ -14,14 +14,14 @@ import numpy as np
 from gemmakv.chat._continuation import continuation
 from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._tools import tool_use
+from gemmakv.conversations import SessionInfo, Turn, new_id
 from gemmakv.errors import GemmaKVError, brief, one_line
 from gemmakv.server._errors import RequestError, invalid
 from gemmakv.server._history import History
-from gemmakv.server._store import Session, Turn, new_id
 
 _FORMAT = "gemmakv session"
 _VERSION = 1
-_REASONS = ("stop", "length", "deadline")
+_REASONS = ("stop", "length", "deadline", "cancelled")
 _PLACE = re.compile(r"\bmessages\[(\d+)\]")
 _USAGE = (
     "prompt_tokens",
@@ -79,7 +79,7 @@ class Rendered(msgspec.Struct, kw_only=True):
 
 
 class Document(msgspec.Struct, kw_only=True):
-    """Fields are those of `_store.Session` and `_store.Turn`."""
+    """Fields are those of `SessionInfo` and `Turn`."""
 
     format: str
     version: int
@@ -107,7 +107,7 @@ def checked_name(name: str | None) -> str | None:
     return name
 
 
-def written(session: Session, turns: list[Turn]) -> Document:
+def written(session: SessionInfo, turns: list[Turn]) -> Document:
     """A session with its turns and those of their tokens that are known."""
     parts: list[TurnPart] = []
     for turn in turns:

@@ -5,6 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from gemmakv.conversations import (
+    NoResponse,
+    NoSession,
+    NoTurn,
+    SessionBusy,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+)
 from gemmakv.errors import brief, one_line
 from gemmakv.generation._schema_check import SchemaError
 
@@ -83,6 +92,25 @@ def refuse_others(field: str, value: object, known: Sequence[str]) -> None:
     for name, one in value.items():
         if name not in known and one is not None and one is not False:
             raise missing(f"{field}.{str(name)[:60]}")
+
+
+def of_store(error: StoreError) -> RequestError:
+    """Makes the error of a request of one of the store of conversations."""
+    status, code = 503, error.code
+    if isinstance(error, (NoResponse, NoSession, NoTurn)):
+        status = 404
+    elif isinstance(error, SessionBusy):
+        status = 409
+    elif isinstance(error, StoreClosed):
+        code = "server_stopping"
+    again = isinstance(error, (SessionBusy, StoreBusy))
+    return RequestError(
+        status,
+        str(error),
+        param=error.argument,
+        code=code,
+        retry_after=1 if again else None,
+    )
 
 
 def of_value_error(error: ValueError) -> RequestError:

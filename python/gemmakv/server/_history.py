@@ -7,22 +7,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from gemmakv.chat._continuation import continuation, kept_reply, moved
 from gemmakv.chat._messages import Message, Segment, messages_of
 from gemmakv.chat._reply import rendered_anew
+from gemmakv.conversations import (
+    BUSY_S,
+    LEASE_S,
+    SessionInfo,
+    StoreError,
+    Turn,
+)
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import ToolCall
-from gemmakv.server._errors import RequestError, invalid
+from gemmakv.server._errors import RequestError, invalid, of_store
 from gemmakv.server._events import (
     Called,
     Emit,
@@ -33,7 +41,9 @@ from gemmakv.server._events import (
 )
 from gemmakv.server._requests import ChatRequest, Past, Tenant, parted
 from gemmakv.server._service import TOO_LONG, ChatService
-from gemmakv.server._store import BUSY_S, LEASE_S, Session, Store, Turn
+
+if TYPE_CHECKING:
+    from gemmakv.conversations._store import Conversations
 
 SPENT = "spent"  # among a turn's `params`: what the cache gave, and seconds
 BEGUN = "begun"  # how many characters of the reply the client wrote
@@ -50,7 +60,7 @@ class History:
     """
 
     def __init__(
-        self, service: ChatService, store: Store, mark: str = ""
+        self, service: ChatService, store: Conversations, mark: str = ""
     ) -> None:
         """`mark`: what this process's leases begin with. Those of one that
         ended with the same mark are free at once.
@@ -60,6 +70,7 @@ class History:
         self._service = service
         self._pool = ThreadPoolExecutor(1, "gemmakv-store")
         self._closed = False
+        self._failure = ""  # of the last write
         self._tenants = {
             str(number): store.tenant_of(key)
             for number, key in enumerate(service.settings.api_keys, 1)
@@ -75,11 +86,25 @@ class History:
         self.marks = rendered_anew(service.tokenizer)
         service.keeper = self
         if mark:
-            store.release_all(mark)
+            store.leases.release_all(mark)
 
     async def on(self, function: Callable[..., _T], *args: Any) -> _T:
         """A call of the store, off the event loop. Raises RequestError."""
         return await asyncio.wrap_future(self._submit(function, *args))
+
+    async def create(
+        self,
+        owner: str,
+        name: str | None,
+        system: str | None,
+        turns: Sequence[Turn] = (),
+    ) -> SessionInfo:
+        """Makes a session, of this model. Raises RequestError."""
+        create = functools.partial(
+            self.store.sessions.create,
+            model=self._service.gemma.weights_fingerprint,
+        )
+        return await self.on(create, owner, name, system, turns)
 
     def _submit(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
         """All wait for another process that writes at the same time, not one
@@ -94,15 +119,37 @@ class History:
         def called() -> _T:
             waited = round(time.monotonic() - asked)
             self.store.be_patient(max(BUSY_S - waited, 0.0))
-            return function(*args)
+            try:
+                return function(*args)
+            except StoreError as error:
+                raise of_store(error) from error
+            finally:
+                self._note_failure()
 
         return self._pool.submit(called)
+
+    def _note_failure(self) -> None:
+        """Has the log say so where writing began to fail, or to succeed."""
+        before, self._failure = self._failure, self.store.failure
+        if self._failure and not before:
+            LOG.warning(
+                "sessions: %s: nothing can be written: %s",
+                self.store.folder,
+                self._failure,
+            )
+        elif before and not self._failure:
+            LOG.info(
+                "sessions: %s: it can be written again", self.store.folder
+            )
 
     def health(self) -> list[str]:
         """What an operator is to know of the store; waits for none of its
         calls. Raises RequestError where it needs another start.
         """
-        self.store.check_place()
+        try:
+            self.store.check_place()
+        except StoreError as error:
+            raise of_store(error) from error
         return self.store.warnings()
 
     def owner(self, tenant: Tenant) -> str:
@@ -147,7 +194,8 @@ class History:
                     name = None if session is None else session.id
                     # Of a session, nobody deletes any meanwhile.
                     before = line if session is None else []
-                    await self.on(self.store.add, turn, name, lease, before)
+                    add = self.store.turns.add
+                    await self.on(add, turn, name, lease, before)
                 await emit(event)
 
             fitting = dataclasses.replace(
@@ -167,7 +215,9 @@ class History:
         owner = self.owner(request.tenant)
         session = None
         if past.session is not None:
-            session = await self.on(self.store.session, owner, past.session)
+            session = await self.on(
+                self.store.sessions.get, owner, past.session
+            )
         line = await self._line(owner, past, session)
         system = past.system
         if session is not None and system is None:
@@ -180,22 +230,22 @@ class History:
         return work.ids
 
     async def _line(
-        self, owner: str, past: Past, session: Session | None
+        self, owner: str, past: Past, session: SessionInfo | None
     ) -> list[Turn]:
         """The turn that the request comes after, and of a response those
         before it, too: they may be deleted meanwhile.
         """
         if session is not None:
-            head = await self.on(self.store.head, owner, session)
+            head = await self.on(self.store.turns.head, owner, session)
             return [] if head is None else [head]
         if past.parent is not None:
-            return await self.on(self.store.line, owner, past.parent)
+            return await self.on(self.store.turns.line, owner, past.parent)
         return []
 
     @contextlib.asynccontextmanager
     async def _leased(
         self, owner: str, past: Past
-    ) -> AsyncIterator[tuple[str | None, Session | None]]:
+    ) -> AsyncIterator[tuple[str | None, SessionInfo | None]]:
         """The session with its lease, if there is one."""
         if past.session is None:
             yield None, None
@@ -203,7 +253,9 @@ class History:
         name, lease = past.session, self._mark + secrets.token_hex(16)
         renewing = None
         try:
-            session = await self.on(self.store.lease, owner, name, lease)
+            session = await self.on(
+                self.store.leases.take, owner, name, lease
+            )
             renewing = asyncio.create_task(self._renew(name, lease))
             yield lease, session
         finally:
@@ -216,15 +268,15 @@ class History:
 
     def _release(self, name: str, lease: str) -> None:
         try:
-            self.store.release(name, lease)
-        except RequestError as error:
-            LOG.warning("%s (its lease ends by itself)", error.message)
+            self.store.leases.release(name, lease)
+        except StoreError as error:
+            LOG.warning("%s (its lease ends by itself)", error)
 
     async def _renew(self, name: str, lease: str) -> None:
         while True:
             await asyncio.sleep(LEASE_S / 3)
             try:
-                await self.on(self.store.renew, name, lease)
+                await self.on(self.store.leases.renew, name, lease)
             except RequestError as error:
                 LOG.warning("%s", error.message)
 
@@ -321,7 +373,7 @@ class _Work:
     async def _tokens_before(self, parent: Turn) -> TokenArray:
         if len(self._line) < parent.depth:
             store = self._history.store
-            return await self._history.on(store.tokens, parent.id)
+            return await self._history.on(store.turns.tokens, parent.id)
         first = max(i for i, turn in enumerate(self._line) if turn.whole)
         return np.concatenate([turn.tokens for turn in self._line[first:]])
 
@@ -349,7 +401,7 @@ class _Work:
         path: Sequence[Turn] = self._line
         if self._parent is not None and len(path) < self._parent.depth:
             path = await self._history.on(
-                self._history.store.path, self._parent.id
+                self._history.store.turns.path, self._parent.id
             )
         for turn in path:
             found += [*turn.messages, turn.reply]

@@ -14,12 +14,12 @@ from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Template, messages_of
 from gemmakv.chat._templates import turn_rules
 from gemmakv.chat._turns import merge
+from gemmakv.conversations import ANYBODY
 from gemmakv.generation._option_kinds import Integer, Texts, TokenIds
 from gemmakv.generation._options import GenerationOptions
 from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.server._errors import missing, unexpected
-from gemmakv.server._store import ANYBODY
 
 # What each is where it changes nothing.
 _PENALTIES = {
@@ -79,7 +79,7 @@ class Past:
       created: when it began, in seconds since the epoch.
       system: what the model is told before the first turn; None: what the
         session says.
-      keep: who may name the new turn, a state of `_store`; None: it is not
+      keep: who may name the new turn, a state of a `Turn`; None: it is not
         kept.
       params: what is kept with it.
     """

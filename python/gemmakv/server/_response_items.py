@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemmakv.chat._messages import messages_of
+from gemmakv.conversations import Turn
 from gemmakv.server._history import BEGUN, DROPPED
 from gemmakv.server._http import Call
 from gemmakv.server._requests import Past
-from gemmakv.server._store import Turn
 
 
 def past_of_turn(turn: Turn) -> Past:

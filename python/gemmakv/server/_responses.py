@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from gemmakv.chat._tools import CallPart
+from gemmakv.conversations import KEPT, Turn, new_id
 from gemmakv.generation._result import ToolCall
 from gemmakv.server._body import Salt
 from gemmakv.server._errors import (
@@ -69,7 +70,6 @@ from gemmakv.server._response_items import (
     without_bytes,
 )
 from gemmakv.server._sessions import history_of, kept, owner
-from gemmakv.server._store import KEPT, Turn, new_id
 
 _LOGPROBS = "message.output_text.logprobs"
 _NOTHING: dict[str, tuple[Any, ...]] = {
@@ -203,7 +203,9 @@ async def input_items(call: Call) -> None:
     history = kept(call)
     query = call.query_of(ItemsQuery)
     with renamed({}, _ID):
-        line = await history.on(history.store.line, owner(call), _id(call))
+        line = await history.on(
+            history.store.turns.line, owner(call), _id(call)
+        )
     items: list[dict[str, Any]] = []
     for turn in line:
         items += input_items_of(turn)
@@ -278,7 +280,7 @@ async def get(call: Call) -> None:
             "without",
         )
     with renamed({}, _ID):
-        turn = await history.on(history.store.turn, owner(call), _id(call))
+        turn = await history.on(history.store.turns.get, owner(call), _id(call))
     if not query.stream:
         await call.answer(of_turn(call, turn))
         return
@@ -294,7 +296,9 @@ async def get(call: Call) -> None:
 async def delete(call: Call) -> None:
     history = kept(call)
     with renamed({}, _ID):
-        await history.on(history.store.delete_response, owner(call), _id(call))
+        await history.on(
+            history.store.turns.delete_response, owner(call), _id(call)
+        )
     await call.answer({"id": _id(call), "object": "response", "deleted": True})
 
 

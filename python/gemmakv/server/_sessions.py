@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from gemmakv.conversations import SessionInfo, Turn, new_id
 from gemmakv.server import _documents
 from gemmakv.server._documents import Name, checked_name
 from gemmakv.server._errors import RequestError
@@ -14,7 +15,6 @@ from gemmakv.server._history import SPENT, History
 from gemmakv.server._http import Call
 from gemmakv.server._requests import Past
 from gemmakv.server._service import TOO_LONG, ChatService
-from gemmakv.server._store import Session, Turn, new_id
 
 _LISTED = 1_000  # characters of a `system` in lists
 
@@ -140,11 +140,8 @@ async def create(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(CreateBody)
     await _check_system(call, body.system)
-    found = await history.on(
-        history.store.create,
-        owner(call),
-        checked_name(body.name),
-        body.system or None,
+    found = await history.create(
+        owner(call), checked_name(body.name), body.system or None
     )
     await call.answer(_session(found))
 
@@ -153,7 +150,7 @@ async def sessions(call: Call) -> None:
     history = kept(call)
     query = call.query_of(ListQuery)
     found, more = await history.on(
-        history.store.sessions, owner(call), query.limit, query.after
+        history.store.sessions.newest, owner(call), query.limit, query.after
     )
     await call.answer(
         SessionList(
@@ -169,7 +166,7 @@ async def tree(call: Call) -> None:
     history = kept(call)
     query = call.query_of(ListQuery)
     found, more = await history.on(
-        history.store.tree, owner(call), query.limit, query.after
+        history.store.sessions.tree, owner(call), query.limit, query.after
     )
     await call.answer(
         SessionTree(
@@ -203,7 +200,10 @@ async def rename(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(RenameBody)
     found = await history.on(
-        history.store.rename, owner(call), _id(call), checked_name(body.name)
+        history.store.sessions.rename,
+        owner(call),
+        _id(call),
+        checked_name(body.name),
     )
     await call.answer(_session(found))
 
@@ -212,7 +212,7 @@ async def fork(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(ForkBody)
     found = await history.on(
-        history.store.fork,
+        history.store.sessions.fork,
         owner(call),
         _id(call),
         body.turn,
@@ -225,14 +225,14 @@ async def rewind(call: Call) -> None:
     history = kept(call)
     body, _ = await call.json(RewindBody)
     found = await history.on(
-        history.store.rewind, owner(call), _id(call), body.turn
+        history.store.sessions.rewind, owner(call), _id(call), body.turn
     )
     await call.answer(_session(found))
 
 
 async def delete(call: Call) -> None:
     history = kept(call)
-    await history.on(history.store.delete, owner(call), _id(call))
+    await history.on(history.store.sessions.delete, owner(call), _id(call))
     await call.answer(SessionDeleted(id=_id(call)))
 
 
@@ -251,12 +251,8 @@ async def take_in(call: Call) -> None:
         _documents.read, body, owner(call), history
     )
     await history.in_pool(_documents.check_goes_on, turns, body.system, history)
-    found = await history.on(
-        history.store.create,
-        owner(call),
-        checked_name(body.name),
-        body.system or None,
-        turns,
+    found = await history.create(
+        owner(call), checked_name(body.name), body.system or None, turns
     )
     await call.answer(
         ImportedSession(
@@ -345,7 +341,7 @@ async def _check_system(call: Call, system: str | None) -> None:
         )
 
 
-def _session(session: Session, shown: int | None = None) -> SessionObject:
+def _session(session: SessionInfo, shown: int | None = None) -> SessionObject:
     """With as many characters of `system`; None: all."""
     system = session.system or ""
     return SessionObject(
@@ -362,10 +358,10 @@ def _session(session: Session, shown: int | None = None) -> SessionObject:
 
 async def _with_turns(
     call: Call, history: History, tokens: bool = False
-) -> tuple[Session, list[Turn]]:
-    def load() -> tuple[Session, list[Turn]]:
-        found = history.store.session(owner(call), _id(call))
-        return found, history.store.path(found.head, tokens)
+) -> tuple[SessionInfo, list[Turn]]:
+    def load() -> tuple[SessionInfo, list[Turn]]:
+        found = history.store.sessions.get(owner(call), _id(call))
+        return found, history.store.turns.path(found.head, tokens)
 
     return await history.on(load)
 

@@ -15,7 +15,7 @@ from prompt_toolkit.document import Document
 from rich.console import Console
 
 import gemmakv
-from gemmakv.chat.store import FolderStore, Record
+from gemmakv.chat.store import Record
 from gemmakv.cli.chat import commands, table
 from gemmakv.cli.chat.arguments import Kind
 from gemmakv.cli.chat.book import Book, Entry
@@ -25,7 +25,12 @@ from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.settings import SETTINGS, show
 from gemmakv.cli.chat.view import summary
 from gemmakv.cli.chat.wrap import WordWrap
+from gemmakv.conversations._chat import ChatStore
 from support.bad_files import assert_says
+
+
+def store_of(gemma: gemmakv.Gemma, folder: Path) -> ChatStore:
+    return ChatStore.open(folder, gemma.weights_fingerprint)
 
 
 class FakeView:
@@ -270,7 +275,7 @@ def test_delete_asks_only_where_it_can_delete(
 ) -> None:
     defaults = Defaults(options={"max_tokens": 2})
     one, two = (
-        Chat(talker, FakeView(), defaults, FolderStore(tmp_path))
+        Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
         for _ in range(2)
     )
     one.open(None)
@@ -282,7 +287,7 @@ def test_delete_asks_only_where_it_can_delete(
     one.close()
     monkeypatch.setattr(two.view, "confirm", lambda question: False)
     assert "kept" in run(two, "/delete main")
-    three = FolderStore(tmp_path)  # and is nobody's
+    three = store_of(talker, tmp_path)  # and is nobody's
     assert three.hold(two.book.find("main").id)
     three.close()
     monkeypatch.undo()
@@ -392,13 +397,13 @@ def test_a_draft_may_guess_where_there_is_one(
 def test_a_session_whose_draft_is_missing_goes_on_without(
     talker: gemmakv.Gemma, tmp_path: Path
 ) -> None:
-    store = FolderStore(tmp_path)
+    store = store_of(talker, tmp_path)
     record = Record("main", options={"speculate": "draft", "max_tokens": 4})
     assert store.hold(record.id)
     store.write_record(record)
     store.close()
     view = FakeView()
-    chat = Chat(talker, view, Defaults(), FolderStore(tmp_path))
+    chat = Chat(talker, view, Defaults(), store_of(talker, tmp_path))
     chat.open("main")
     assert "--draft" in view.lines[0]
     assert chat.session().options == {"max_tokens": 4}

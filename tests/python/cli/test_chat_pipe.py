@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,10 +18,21 @@ import gemmakv
 from gemmakv.cli import main
 from support.command import RunCli, assert_fails, first_on_path
 from support.forks import FORKS
+from support.stored import FILE, said_in, stored_session, stored_sessions
 from support.waits import wait_until
 
 Run = Callable[..., "subprocess.CompletedProcess[bytes]"]
 NO_DISK = ("--prefix-cache-disk", "none")  # test_chat_tier.py has one
+# A program after which the database of sessions cannot grow.
+FULL = """
+from gemmakv.conversations import _database
+connect = _database._connect
+def full(*rest):
+    db = connect(*rest)
+    db.execute("PRAGMA max_page_count = 1")  # or those that there are
+    return db
+_database._connect = full
+"""
 
 
 @pytest.fixture
@@ -111,8 +123,7 @@ def test_the_first_error_ends_the_run(
 def test_a_slash_at_the_start_of_a_message(run: Run, tmp_path: Path) -> None:
     result = run(b"//etc is a folder\n", "--session", "main")
     assert result.returncode == 0
-    [record] = tmp_path.rglob("*.json")
-    assert json.loads(record.read_text())["messages"][0] == {
+    assert stored_session(tmp_path)["messages"][0] == {
         "role": "user", "content": "/etc is a folder"
     }
 
@@ -241,30 +252,38 @@ def test_a_message_longer_than_the_context(run: Run, overflow: str) -> None:
     assert len(result.stdout.splitlines()) == 30
 
 
-@pytest.mark.parametrize("suffix", [".json", ".session", ""])
-def test_a_full_disk(run: Run, tmp_path: Path, suffix: str) -> None:
+def change(folder: Path, statement: str, *values: object) -> None:
+    """Changes the database, as nobody does."""
+    [path] = folder.rglob(FILE)
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute(statement, values)
+        db.commit()
+
+
+@pytest.mark.parametrize("what", ["text", "keys", "both"])
+def test_a_full_disk(run: Run, what: str) -> None:
     """One line for each session that is not stored, and the chat goes on."""
-    script = (
-        "import errno, os\n"
-        "from gemmakv._support import files\n"
-        "from gemmakv.chat.store import _folder\n"
-        "write = files.atomic_writer\n"
-        "def full(path, private=False):\n"
-        f"    if str(path).endswith({suffix!r}):\n"
-        "        text = os.strerror(errno.ENOSPC)\n"
-        "        raise OSError(errno.ENOSPC, text, str(path))\n"
-        "    return write(path, private)\n"
-        "files.atomic_writer = _folder.atomic_writer = full\n"
-    )
-    result = run(b"one\ntwo\n", "--session", "main", before=script)
-    # What was said is lost with its record alone.
-    assert result.returncode == (0 if suffix == ".session" else 1)
+    assert run(b"one\n", "--session", "main").returncode == 0
+    script = FULL if what != "keys" else ""
+    if what != "text":
+        script += (
+            "import errno, os\n"
+            "from gemmakv.conversations import _chat\n"
+            "def no_room(path, private=False):\n"
+            "    text = os.strerror(errno.ENOSPC)\n"
+            "    raise OSError(errno.ENOSPC, text, str(path))\n"
+            "_chat.atomic_writer = no_room\n"
+        )
+    text = b"two " * 1500 + b"\n" + b"three " * 1500 + b"\n"
+    result = run(text, "--session", "main", before=script)
+    # What was said is lost with its text alone.
+    assert result.returncode == (0 if what == "keys" else 1)
     assert len(result.stdout.splitlines()) == 2
     lines = result.stderr.decode().splitlines()
-    # A start and two turns, the message and the reply of each.
-    assert 1 <= len(lines) <= 5
-    assert all("No space left on device" in line for line in lines)
-    assert all(str(tmp_path) in line for line in lines)
+    # Two turns, the message and the reply of each.
+    assert 1 <= len(lines) <= 4
+    full = "No space left on device" if what == "keys" else "is full"
+    assert all(full in line for line in lines)
     assert all("/save PATH" in line for line in lines)
 
 
@@ -282,8 +301,7 @@ def test_a_message_outlives_a_reply_that_is_killed(
     assert process.stdin is not None
     process.stdin.write(b"think long\n")
     process.stdin.flush()
-    [path] = tmp_path.rglob("*.json")
-    wait_until(lambda: b"think long" in path.read_bytes())
+    wait_until(lambda: stored_session(tmp_path)["draft"] == "think long")
     process.kill()
     process.communicate()
     # A change of settings is no answer.
@@ -291,9 +309,8 @@ def test_a_message_outlives_a_reply_that_is_killed(
     again = run(b"/stats\nthree\n", "--session", "main")
     assert again.returncode == 0, again.stderr
     assert b"has no reply" in again.stderr and b"think long" in again.stderr
-    record = json.loads(path.read_bytes())
-    said = [m["content"] for m in record["messages"][::2]]
-    assert said == ["one", "three"] and record["draft"] is None
+    kept = stored_session(tmp_path)
+    assert said_in(kept) == ["one", "three"] and kept["draft"] is None
 
 
 def test_two_chats_on_one_store(
@@ -316,10 +333,7 @@ def test_two_chats_on_one_store(
     first.say(b"two\n/switch B\nmine too\n")
     first.end()
     assert first.process.returncode == 0
-    stored = [json.loads(p.read_bytes()) for p in tmp_path.rglob("*.json")]
-    said = {
-        r["name"]: [m["content"] for m in r["messages"][::2]] for r in stored
-    }
+    said = {one["name"]: said_in(one) for one in stored_sessions(tmp_path)}
     assert said == {"a": ["one", "two"], "B": ["mine", "mine too"]}
 
 
@@ -329,57 +343,69 @@ def test_what_cannot_be_written_is_not_deleted(
 ) -> None:
     """It was said to be, and was there again at the next command."""
     assert run(b"one\n", "--session", "main").returncode == 0
-    [path] = tmp_path.rglob("lock")
-    with path.open("rb") as file:  # as older versions had it
-        fcntl.flock(file, fcntl.LOCK_EX)
-        refused = run(b"/delete main\n", "--session", "main")
-        own = run(b"/fork mine\n/delete mine\n", "--session", "main")
+    script = (
+        "import errno\n"
+        "from gemmakv.conversations import _database\n"
+        "def read_only(folder, path):\n"
+        "    raise OSError(errno.EROFS, 'Read-only file system')\n"
+        "_database._make_private = read_only\n"
+    )
+    refused = run(b"/delete main\n", "--session", "main", before=script)
+    own = run(b"/fork mine\n/delete mine\n", "--session", "main",
+              before=script)
     assert b"main" in refused.stderr and b"written" in refused.stderr
     assert b"deleted" not in refused.stderr.replace(b"be deleted", b"")
     assert b"deleted mine; you are in main now" in own.stderr
 
 
-@pytest.mark.parametrize("field", ['"mood": 1,', '"format": 3,'])
-def test_names_of_newer_records_stay_taken(
-    run: Run, tmp_path: Path, field: str
-) -> None:
+def test_names_of_newer_sessions_stay_taken(run: Run, tmp_path: Path) -> None:
     assert run(b"one\n", "--session", "main").returncode == 0
-    [path] = tmp_path.rglob("*.json")
-    # The last of two fields of a name counts.
-    newer = path.read_text().rstrip().rstrip("}") + "," + field[:-1] + "}"
-    path.write_text(newer)
+    change(
+        tmp_path,
+        "UPDATE sessions SET settings = json_set(settings, ?, 1)",
+        "$.options.mood",
+    )
+    newer = stored_session(tmp_path)
     result = run(b"two\n", "--session", "main")
     assert result.returncode == 1 and result.stdout == b""
     assert b"newer gemmakv" in result.stderr
     assert b"another name" in result.stderr
     assert run(b"two\n", "--session", "other").returncode == 0
-    assert path.read_text() == newer
-    assert len(list(tmp_path.rglob("*.json"))) == 2
+    assert stored_sessions(tmp_path)[0] == newer
+    assert len(stored_sessions(tmp_path)) == 2
 
 
-def test_an_unknown_option_or_deep_nesting_is_one_line(
-    run: Run, tmp_path: Path
+def test_a_newer_database_is_left_alone(run: Run, tmp_path: Path) -> None:
+    assert run(b"one\n", "--session", "main").returncode == 0
+    change(tmp_path, "PRAGMA user_version = 99")
+    before = stored_sessions(tmp_path)
+    result = run(b"two\n", "--session", "main")
+    assert result.returncode == 1
+    assert len(result.stdout.splitlines()) == 1
+    [line] = result.stderr.decode().splitlines()
+    assert "newer version" in line and "kept in memory only" in line
+    assert stored_sessions(tmp_path) == before
+
+
+@pytest.mark.parametrize("column", ["messages", "reply"])
+def test_a_session_that_cannot_be_read_is_one_line(
+    run: Run, tmp_path: Path, column: str
 ) -> None:
     assert run(b"one\n", "--session", "main").returncode == 0
-    [path] = tmp_path.rglob("*.json")
-    whole = path.read_text()
-    for options in ('{"mood": 1}', "[" * 200_000 + "]" * 200_000):
-        path.write_text(whole.replace('"options": {', '"options": ' + options
-                                      + ', "was": {'))
-        result = run(b"two\n", "--session", "other")
+    for bad in ("{", "[" * 200_000 + "]" * 200_000):
+        change(tmp_path, f"UPDATE turns SET {column} = ?", bad)
+        result = run(b"/list\n", "--session", "other")
         assert result.returncode == 0
-        assert len(result.stderr.splitlines()) == 1, result.stderr
+        lines = result.stderr.splitlines()
+        assert len([one for one in lines if b"cannot be read" in one]) == 1
 
 
 def test_stored_names_move_no_cursor(run: Run, tmp_path: Path) -> None:
     assert run(b"one\n", "--session", "main").returncode == 0
-    [path] = tmp_path.rglob("*.json")
-    record = json.loads(path.read_text())
-    record["name"] = "\x1b]0;title\x07"
-    path.write_text(json.dumps(record))
+    change(tmp_path, "UPDATE sessions SET name = ?", "\x1b]0;title\x07")
     result = run(b"/list\n/tree\n/stats\n", "--session", "other")
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("\u241b]0;title\u2407".encode()) == 2
+    assert result.stderr.count(b"-]0;title-") == 2
     assert b"\x1b" not in result.stderr and b"\x07" not in result.stderr
 
 
@@ -496,21 +522,13 @@ def test_an_endless_line(talker_path: Path) -> None:
             assert "stdin: " in line and " 67,108,864 bytes" in line
 
 
-def test_what_is_not_stored_is_a_failure(
-    run: Run, tmp_path: Path
-) -> None:
+def test_what_is_not_stored_is_a_failure(run: Run) -> None:
     assert run(b"one\n", "--session", "main").returncode == 0
-    text = (
-        "from gemmakv.chat.store import _folder\n"
-        "def full(path, data, private):\n"
-        "    raise OSError(28, 'No space left on device', str(path))\n"
-        "_folder.write_atomically = full\n"
-    )
-    result = run(b"two\n", "--session", "main", before=text)
+    result = run(b"two " * 1500 + b"\n", "--session", "main", before=FULL)
     assert result.returncode == 1
     assert len(result.stdout.splitlines()) == 1
     [line] = result.stderr.decode().splitlines()
-    assert "main" in line and "No space left" in line
+    assert "main" in line and "is full" in line
 
 
 def test_where_nothing_can_be_stored_is_a_failure(
@@ -524,22 +542,3 @@ def test_where_nothing_can_be_stored_is_a_failure(
     [line] = result.stderr.decode().splitlines()
     assert "kept in memory only" in line
     assert run(b"one\n", XDG_DATA_HOME=data).returncode == 0
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_a_record_that_is_no_file(
-    run: Run, tmp_path: Path, kind: str
-) -> None:
-    """A pipe was waited for, /dev/zero read without end."""
-    assert run(b"one\n", "--session", "main").returncode == 0
-    [record] = tmp_path.rglob("*.json")
-    odd = record.with_name("odd.json")
-    if kind == "pipe":
-        os.mkfifo(odd)
-    else:
-        odd.symlink_to("/dev/zero")
-    result = run(b"two\n", "--session", "main")
-    assert result.returncode == 0, result.stderr
-    [line] = result.stderr.decode().splitlines()
-    assert "expected a regular file" in line
-    assert not odd.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import signal
@@ -24,6 +23,7 @@ from support.chat_screen import (
     UP,
     Screen,
 )
+from support.stored import stored_session, stored_sessions
 from support.waits import wait_until
 
 Start = Callable[..., Screen]
@@ -291,12 +291,11 @@ def test_kill_and_resume(start: Start, tmp_path: Path) -> None:
     recall(screen, "twig", "twice")
     screen.type(CTRL_C, CTRL_D)
     assert screen.wait_for_exit() == 0
-    stored = list(tmp_path.rglob("*.session"))
-    assert len(stored) == 2
+    assert len(stored_sessions(tmp_path)) == 2
     assert not list(tmp_path.rglob("*.tmp"))
-    for path in tmp_path.rglob("*"):
-        if path.parent.name.startswith("gemma3"):
-            assert path.parent.stat().st_mode & 0o077 == 0
+    folder = tmp_path / "gemmakv/conversations"
+    for path in [folder, *folder.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0
 
 
 def test_two_chats_at_the_same_time(start: Start, tmp_path: Path) -> None:
@@ -383,8 +382,7 @@ def test_a_terminal_that_goes_before_a_reply_begins(
     screen.line("tell me everything")
     screen.wait_for("reading")
     screen.hang_up()
-    (record,) = tmp_path.rglob("*.json")
-    stored = json.loads(record.read_bytes())
+    stored = stored_session(tmp_path)
     assert stored["messages"] == []
     assert stored["draft"] == "tell me everything"
 
@@ -394,7 +392,7 @@ def test_the_exit_code_tells_what_could_not_be_stored(
 ) -> None:
     screen = start(columns=200)
     screen.wait_for_prompt("main")
-    [folder] = (tmp_path / "gemmakv/chat").glob("*-*")
+    folder = tmp_path / "gemmakv/conversations"
     kept = folder.rename(folder.with_name("away"))
     say(screen, "hello")
     screen.wait_for("main is not saved: ")
@@ -682,14 +680,15 @@ class HeldDisk:
         self._holds = 0  # each has a gate: one sees nothing of another
         self.before = (
             "import os, time\n"
-            "real = os.fsync\n"
-            "def fsync(file):\n"
+            "from gemmakv.conversations._chat import ChatStore\n"
+            "real = ChatStore.write_record\n"
+            "def write_record(*rest):\n"
             f"    while gates := os.listdir({str(self._gates)!r}):\n"
             f"        begun = os.path.join({str(self._begun)!r}, gates[0])\n"
             "        open(begun, 'w').close()\n"
             "        time.sleep(0.001)\n"  # the test lets go soon
-            "    real(file)\n"
-            "os.fsync = fsync\n"
+            "    real(*rest)\n"
+            "ChatStore.write_record = write_record\n"
         )
 
     def hold(self) -> None:
@@ -732,8 +731,7 @@ def test_ctrl_c_while_a_turn_is_stored(
     screen.wait_for_prompt("main")
     assert "interrupted" not in screen.text
     os.kill(screen.process.pid, signal.SIGKILL)
-    (record,) = tmp_path.rglob("*.json")
-    stored = json.loads(record.read_bytes())
+    stored = stored_session(tmp_path)
     assert (stored["messages"], stored["draft"]) == ([], None)
 
 

@@ -12,12 +12,13 @@ from rich.console import Console
 
 import gemmakv
 from gemmakv.chat._session import Session
-from gemmakv.chat.store import FolderStore, Record, from_store
+from gemmakv.chat.store import Record, from_store
 from gemmakv.cli import console
 from gemmakv.cli.chat import commands
 from gemmakv.cli.chat.chat import Chat, Defaults
 from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.view import PipeView, TerminalView, View
+from gemmakv.conversations._chat import ChatStore
 from support import gemma4_files
 from support.bad_files import assert_says
 from support.gemma4_files import IDS, script
@@ -162,7 +163,9 @@ def test_stored(
     gemma: gemmakv.Gemma, tmp_path: Path, think: bool | None
 ) -> None:
     defaults = Defaults(options=OPTIONS, think=think)
-    chat = Chat(gemma, Quiet(), defaults, FolderStore(tmp_path / "store"))
+    folder, weights = tmp_path / "store", gemma.weights_fingerprint
+    store = ChatStore.open(folder, weights)
+    chat = Chat(gemma, Quiet(), defaults, store)
     chat.open("a")
     reply(chat, "Hello")
     messages, record = chat.session().messages, chat.book.current.record
@@ -170,7 +173,8 @@ def test_stored(
     # A record without a choice is one that older versions read.
     assert (b'"think"' in record.to_json()) == (think is not None)
     chat.close()
-    again = Chat(gemma, Quiet(), Defaults(), FolderStore(tmp_path / "store"))
+    store = ChatStore.open(folder, weights)
+    again = Chat(gemma, Quiet(), Defaults(), store)
     again.open("a")
     assert again.session().messages == messages
     assert again.session().think is think

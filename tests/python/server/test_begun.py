@@ -141,7 +141,7 @@ def test_a_session_goes_on_with_the_tokens_of_both(
         prompts = prompts_of(app, monkeypatch)
         post(app, PATHS[0], body_of(PATHS[0], TALK, session=id))
         store = history(app).store
-        before = store.line("", turn["id"])[-1].tokens.tolist()
+        before = store.turns.line("", turn["id"])[-1].tokens.tolist()
         assert app.service is not None
         begun = app.service.begun_ids("the in").tolist()
         assert begun

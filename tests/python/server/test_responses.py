@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.server import _store
+from gemmakv.conversations import _clock
+from gemmakv.conversations._store import Conversations
 from gemmakv.server._app import App
 from support import tiny_gguf
 from support.asgi import NAME, USER, Exchange, get, make_app, post, sse_events
@@ -219,13 +220,13 @@ def test_get_and_delete(kept: App) -> None:
     )
     # What follows it stays.
     last = respond(kept, "again", previous_response_id=next_one["id"])
-    turns = history(kept).store.path(last["id"])
+    turns = history(kept).store.turns.path(last["id"])
     assert [t.messages[0]["content"] for t in turns] == [
         "hello", "more", "again",
     ]  # fmt: skip
     for one in (next_one, last):
         delete(kept, f"{PATH}/{one['id']}")
-    assert history(kept).store.path(last["id"]) == []
+    assert history(kept).store.turns.path(last["id"]) == []
 
 
 def test_forks_are_exact(kept: App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +234,7 @@ def test_forks_are_exact(kept: App, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = prompts_of(kept, monkeypatch)
     root = respond(kept, "hello " * 60, seed=1)
     store = history(kept).store
-    before = store.tokens(root["id"]).tolist()
+    before = store.turns.tokens(root["id"]).tolist()
     found = [
         respond(kept, "more", previous_response_id=root["id"], seed=2)
         for _ in "ab"
@@ -243,7 +244,7 @@ def test_forks_are_exact(kept: App, monkeypatch: pytest.MonkeyPatch) -> None:
     assert prompts[-1][: len(before)] == before
     cached = found[1]["usage"]["input_tokens_details"]["cached_tokens"]
     assert cached >= len(before) - 1
-    paths = [store.path(one["id"], tokens=True) for one in found]
+    paths = [store.turns.path(one["id"], tokens=True) for one in found]
     assert paths[0][0].id == paths[1][0].id
     assert not any(path[1].whole for path in paths)
 
@@ -294,7 +295,7 @@ def test_instructions_are_not_carried_over(
     respond(
         kept, "more", previous_response_id=one["id"], instructions="Be brief."
     )
-    before = history(kept).store.tokens(one["id"]).tolist()
+    before = history(kept).store.turns.tokens(one["id"]).tolist()
     assert prompts[1][: len(before)] == before
 
 
@@ -443,20 +444,21 @@ def test_responses_expire(
         kept_one = respond(app, "more", previous_response_id=one["id"])
         session = post(app, "/v1/sessions", {}).json()["id"]
         respond(app, "hello", conversation=session)
-        late = _store._uptime() + 31 * 86400
-        monkeypatch.setattr(_store, "_uptime", lambda late=late: late)
+        late = _clock.uptime() + 31 * 86400
+        monkeypatch.setattr(_clock, "uptime", lambda late=late: late)
         for made in (one, kept_one):
             error(get(app, f"{PATH}/{made['id']}"), 404)
         respond(app, "another")
         store = history(app).store
-        assert store.path(kept_one["id"]) == []
+        assert store.turns.path(kept_one["id"]) == []
         # What a session leads to stays.
         assert get(app, f"/v1/sessions/{session}").json()["turn_count"] == 1
     later = late + 31 * 86400
-    monkeypatch.setattr(_store, "_uptime", lambda: later)
-    store = _store.Store(str(folder), 30)
-    assert store._db is not None
-    count = store._db.execute("SELECT count(*) FROM turns").fetchone()
+    monkeypatch.setattr(_clock, "uptime", lambda: later)
+    store = Conversations.open(folder)
+    count = store.database.driver.execute(
+        "SELECT count(*) FROM turns"
+    ).fetchone()
     assert count == (1,)
     store.close()
 
@@ -478,8 +480,7 @@ def test_client_vanishes(shared: gemmakv.Gemma, folder: Path) -> None:
     for app in serving(shared, folder, max_model_len=600_000):
         one = respond(app, "hello")
         asyncio.run(main(app, one["id"]))
-        db = history(app).store._db
-        assert db is not None
+        db = history(app).store.database.driver
         assert db.execute("SELECT count(*) FROM turns").fetchone() == (1,)
 
 
@@ -488,13 +489,13 @@ def test_parent_deleted_meanwhile(
 ) -> None:
     one = respond(kept, "hello")
     store = history(kept).store
-    add, deleted = store.add, threading.Event()
+    add, deleted = store.turns.add, threading.Event()
 
     def add_after(*turn: Any) -> None:
         assert deleted.wait(LIMIT_S)
         add(*turn)
 
-    monkeypatch.setattr(store, "add", add_after)
+    monkeypatch.setattr(store.turns, "add", add_after)
 
     async def main() -> bytes:
         body = {
@@ -503,7 +504,7 @@ def test_parent_deleted_meanwhile(
         }  # fmt: skip
         running = Exchange(kept, PATH, body)
         await running.holds(b"output_text.delta")
-        store._db.execute("DELETE FROM turns")  # type: ignore[union-attr]
+        store.database.driver.execute("DELETE FROM turns")
         deleted.set()
         await running.done()
         return running.data
@@ -514,14 +515,14 @@ def test_parent_deleted_meanwhile(
     two = data["response"]["id"]
     error(get(kept, f"{PATH}/{one['id']}"), 404)
     three = respond(kept, "and then", previous_response_id=two)
-    path = history(kept).store.path(three["id"])
+    path = history(kept).store.turns.path(three["id"])
     assert [turn.messages[0]["content"] for turn in path] == [
         "hello", "more", "and then",
     ]  # fmt: skip
     assert three["usage"]["input_tokens_details"]["cached_tokens"] > 40
     for id in (two, three["id"]):
         delete(kept, f"{PATH}/{id}")
-    assert history(kept).store.path(three["id"]) == []
+    assert history(kept).store.turns.path(three["id"]) == []
 
 
 # Structured output and tools.
@@ -575,7 +576,7 @@ def test_tool_calls(kept: App) -> None:
         "output": "3 mm",
     }  # fmt: skip
     said = respond(kept, [result], previous_response_id=last["id"], tools=TOOLS)
-    path = history(kept).store.path(said["id"])
+    path = history(kept).store.turns.path(said["id"])
     assert [turn.whole for turn in path] == [True, False]
     # The same with all items, as clients without ids send them.
     items = [{"role": "user", "content": "rain?"}, same, result]

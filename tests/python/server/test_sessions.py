@@ -17,12 +17,15 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy
 
 import gemmakv
 from gemmakv.chat._templates import template_for
-from gemmakv.server import _history, _store
+from gemmakv.conversations import BUSY_S, LEASE_S, SessionBusy, _clock
+from gemmakv.conversations._database import FILE
+from gemmakv.conversations._store import Conversations
+from gemmakv.server import _history
 from gemmakv.server._app import App
-from gemmakv.server._store import FILE, Store
 from support import tiny_gguf
 from support.asgi import (
     NAME,
@@ -308,12 +311,12 @@ def test_tokens_stay_as_they_were_sampled(
     before: list[int] = []
     for turn in range(4):
         head = say(kept, id, f"question {turn}", seed=turn)["session"]["turn"]
-        tokens = store.tokens(head).tolist()
+        tokens = store.turns.tokens(head).tolist()
         assert tokens[: len(prompts[-1])] == prompts[-1]
         assert len(tokens) > len(prompts[-1])
         assert prompts[-1][: len(before)] == before
         before = tokens
-    path = store.path(head, tokens=True)
+    path = store.turns.path(head, tokens=True)
     assert [one.whole for one in path] == [True, False, False, False]
     assert sum(len(one.tokens) for one in path) == len(tokens)
 
@@ -577,10 +580,10 @@ def test_another_template_renders_anew(
         ]
         expected = shared.apply_chat_template(messages, template="gemma")
         assert prompts == [expected.tolist()]
-        turns = found.store.path(look(app, id)["head"])
+        turns = found.store.turns.path(look(app, id)["head"])
         assert [t.whole for t in turns] == [True, True]
         say(app, id, "three")
-        assert not found.store.path(look(app, id)["head"])[2].whole
+        assert not found.store.turns.path(look(app, id)["head"])[2].whole
 
 
 # One turn at a time.
@@ -671,19 +674,19 @@ def test_a_lease_ends_by_itself(
 ) -> None:
     """Of another process that was killed."""
     id = create(kept)["id"]
-    other = Store(str(folder), 30)
-    uptime = _store._uptime()
-    monkeypatch.setattr(_store, "_uptime", lambda: uptime)
-    other.lease("", id, "killed")
+    other = Conversations.open(folder)
+    uptime = _clock.uptime()
+    monkeypatch.setattr(_clock, "uptime", lambda: uptime)
+    other.leases.take("", id, "killed")
     body = {"messages": USER, "session": id}
     response = post(kept, CHAT, body)
     assert error(response, 409)["code"] == "session_busy"
     assert int(response.headers["retry-after"]) >= 1
-    now = _store.time.time()
+    now = _clock.time.time()
     for late in (-3600, -2, 2, 3600):  # whatever the clock says meanwhile
-        monkeypatch.setattr(_store.time, "time", lambda late=late: now + late)
+        monkeypatch.setattr(_clock.time, "time", lambda late=late: now + late)
         assert post(kept, CHAT, body).status_code == 409
-    uptime += _store.LEASE_S + 1
+    uptime += LEASE_S + 1
     assert post(kept, CHAT, body).status_code == 200
     other.close()
 
@@ -693,9 +696,9 @@ def test_a_lease_from_before_another_start_is_none(
 ) -> None:
     id = create(kept)["id"]
     with monkeypatch.context() as before:
-        before.setattr(_store, "_BOOT", "another ")
-        other = Store(str(folder), 30)
-        other.lease("", id, "killed")
+        before.setattr(_clock, "BOOT", "another ")
+        other = Conversations.open(folder)
+        other.leases.take("", id, "killed")
         other.close()
     say(kept, id, "one")
 
@@ -704,14 +707,13 @@ def test_a_lease_that_was_lost_keeps_nothing(kept: App, folder: Path) -> None:
     id = create(kept)["id"]
     say(kept, id, "one")
     store = history(kept).store
-    turn = store.path(look(kept, id)["head"], tokens=True)[0]
-    store.lease("", id, "mine")
+    turn = store.turns.path(look(kept, id)["head"], tokens=True)[0]
+    store.leases.take("", id, "mine")
     with sqlite3.connect(folder / FILE) as db:
         db.execute("UPDATE sessions SET lease = 'other'")
     late = dataclasses.replace(turn, id="resp_late", parent=turn.id, depth=2)
-    with pytest.raises(_store.RequestError) as caught:
-        store.add(late, id, "mine")
-    assert caught.value.status == 409
+    with pytest.raises(SessionBusy):
+        store.turns.add(late, id, "mine")
     assert rows(folder) == 1
 
 
@@ -721,10 +723,10 @@ def test_a_lease_is_renewed(
     monkeypatch.setattr("gemmakv.server._history.LEASE_S", 0.03)
     id = create(endless)["id"]
     renewed: list[str] = []
-    store = history(endless).store
-    real = store.renew
+    leases = history(endless).store.leases
+    real = leases.renew
     monkeypatch.setattr(
-        store, "renew", lambda *a: (renewed.append(a[0]), real(*a))
+        leases, "renew", lambda *a: (renewed.append(a[0]), real(*a))
     )
 
     async def main() -> None:
@@ -775,10 +777,9 @@ def test_a_system_that_cannot_fit(kept: App, taken_in: bool) -> None:
     assert get(kept, SESSIONS).json() == before
 
 
-def full(store: Store) -> None:
+def full(store: Conversations) -> None:
     """As if the disk were full."""
-    db = store._db
-    assert db is not None
+    db = store.database.driver
     pages = db.execute("PRAGMA page_count").fetchone()[0]
     db.execute(f"PRAGMA max_page_count = {pages}")
 
@@ -807,8 +808,7 @@ def test_full_disk(kept: App, folder: Path, stream: bool) -> None:
         assert found["code"] == "sessions_full"
         assert found["type"] == "server_error"
     assert look(kept, id) == before and rows(folder) == 1
-    assert store._db is not None
-    store._db.execute("PRAGMA max_page_count = 1000000")
+    store.database.driver.execute("PRAGMA max_page_count = 1000000")
     say(kept, id, "two")
 
 
@@ -820,25 +820,17 @@ def test_deleting_on_a_full_disk(kept: App) -> None:
     say(kept, id, "one")
     before = look(kept, id)
     store = history(kept).store
-    real = store._db
-    assert real is not None
 
-    class Full:
+    def fail(db: Any) -> None:
         """The log cannot grow."""
+        cause = sqlite3.OperationalError("database or disk is full")
+        cause.sqlite_errorname = "SQLITE_FULL"
+        raise sqlalchemy.exc.OperationalError("COMMIT", None, cause)
 
-        in_transaction = False
-
-        def execute(self, words: str, *args: Any) -> Any:
-            if words == "COMMIT":
-                real.execute("ROLLBACK")
-                error = sqlite3.OperationalError("database or disk is full")
-                error.sqlite_errorname = "SQLITE_FULL"
-                raise error
-            return real.execute(words, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "_db", Full())
-        found = error(delete(kept, f"{SESSIONS}/{id}"), 503)
+    engine = store.database.engine
+    sqlalchemy.event.listen(engine, "commit", fail)
+    found = error(delete(kept, f"{SESSIONS}/{id}"), 503)
+    sqlalchemy.event.remove(engine, "commit", fail)
     assert found["code"] == "sessions_full"
     assert look(kept, id) == before
     assert delete(kept, f"{SESSIONS}/{id}").status_code == 200
@@ -873,8 +865,8 @@ def test_many_wait_for_another_process_as_long_as_one(
 
     def lasts() -> None:
         nonlocal now
-        assert found.store._db is not None
-        [patience] = found.store._db.execute("PRAGMA busy_timeout").fetchone()
+        driver = found.store.database.driver
+        [patience] = driver.execute("PRAGMA busy_timeout").fetchone()
         waits.append(patience)
         now += patience / 1000
 
@@ -884,7 +876,7 @@ def test_many_wait_for_another_process_as_long_as_one(
     held.set()
     for call in calls:
         call.result()
-    assert waits == [_store.BUSY_S * 1000] + 5 * [0]
+    assert waits == [BUSY_S * 1000] + 5 * [0]
     found._submit(lasts).result()
     assert waits[-1] == waits[0]
 
@@ -918,8 +910,7 @@ def test_ready_warns_where_nothing_can_be_written(
     [warning] = said["warnings"]
     assert warning.startswith("sessions: ")
     assert "(SQLITE_FULL)" in warning and str(store.folder) not in warning
-    assert store._db is not None
-    store._db.execute("PRAGMA max_page_count = 1000000")
+    store.database.driver.execute("PRAGMA max_page_count = 1000000")
     say(kept, id, "one")
     assert get(kept, "/health/ready").json() == {"status": "ok"}
     lines = [one.message for one in caplog.records if "written" in one.message]
@@ -957,25 +948,25 @@ def test_ready_warns_of_a_read_only_file_system(
 def test_bad_folders(folder: Path, ruin: Any, words: str) -> None:
     ruin(folder)
     with pytest.raises(ValueError, match="sessions: ") as caught:
-        Store(str(folder), 30)
+        Conversations.open(folder)
     assert words in str(caught.value) and str(folder) in str(caught.value)
 
 
 def newer(folder: Path) -> None:
-    Store(str(folder), 30).close()
+    Conversations.open(folder).close()
     with sqlite3.connect(folder / FILE) as db:
         db.execute("PRAGMA user_version = 99")
 
 
 def without_secret(folder: Path) -> None:
-    Store(str(folder), 30).close()
+    Conversations.open(folder).close()
     with sqlite3.connect(folder / FILE) as db:
         db.execute("DELETE FROM facts")
 
 
 def damaged(folder: Path) -> None:
     """What begins soundly: the page of the index that says what expires."""
-    Store(str(folder), 30).close()
+    Conversations.open(folder).close()
     with sqlite3.connect(folder / FILE) as db:
         [size] = db.execute("PRAGMA page_size").fetchone()
         [page] = db.execute(
@@ -995,24 +986,23 @@ def another(folder: Path) -> None:
 def test_link_that_leads_nowhere(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "none")
     with pytest.raises(ValueError, match=r"sessions: .*/none"):
-        Store(str(tmp_path / "link"), 30)
+        Conversations.open(tmp_path / "link")
     (tmp_path / "none").mkdir()
-    Store(str(tmp_path / "link"), 30).close()
+    Conversations.open(tmp_path / "link").close()
 
 
 def test_folder_that_cannot_be_made(folder: Path) -> None:
     with pytest.raises(OSError, match="sessions: /proc/none"):
-        Store("/proc/none/here", 30)
+        Conversations.open("/proc/none/here")
     (folder / FILE).mkdir(parents=True)
     with pytest.raises(OSError, match="sessions: .*Is a directory"):
-        Store(str(folder), 30)
+        Conversations.open(folder)
 
 
 def test_disk_that_can_only_be_read(kept: App) -> None:
     id = create(kept)["id"]
     say(kept, id, "one")
-    db = history(kept).store._db
-    assert db is not None
+    db = history(kept).store.database.driver
     db.execute("PRAGMA query_only = ON")
     body = {"messages": USER, "session": id}
     for response in (
@@ -1034,7 +1024,7 @@ def test_folder_that_is_removed(
     id = create(kept)["id"]
     folder.rename(tmp_path / "elsewhere")
     if again:
-        Store(str(folder), 30).close()
+        Conversations.open(folder).close()
     for response in (
         post(kept, CHAT, {"messages": USER, "session": id}),
         post(kept, SESSIONS, {}),
@@ -1074,7 +1064,8 @@ def test_damage_is_told(kept: App, folder: Path) -> None:
     id = create(kept)["id"]
     for i in range(30):
         create(kept, name=f"{i}" * 100)
-    history(kept).store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[union-attr]
+    driver = history(kept).store.database.driver
+    driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     size = (folder / FILE).stat().st_size
     with open(folder / FILE, "r+b") as file:
         file.seek(4096)
@@ -1082,15 +1073,14 @@ def test_damage_is_told(kept: App, folder: Path) -> None:
     other = sqlite3.connect(folder / FILE)
     other.close()
     store = history(kept).store
-    assert store._db is not None
-    store._db.execute("PRAGMA shrink_memory")
+    store.database.driver.execute("PRAGMA shrink_memory")
     response = get(kept, f"{SESSIONS}/{id}")
     assert error(response, 503)["code"] == "sessions_failed"
     assert get(kept, "/health").status_code == 200
 
 
 def test_files_are_private(folder: Path) -> None:
-    Store(str(folder), 30).close()
+    Conversations.open(folder).close()
     assert folder.stat().st_mode & 0o077 == 0
     assert (folder / FILE).stat().st_mode & 0o077 == 0
 
@@ -1122,11 +1112,11 @@ def test_tools_in_a_session(kept: App) -> None:
     one, two = look(kept, id)["turns"]
     assert one["reply"]["tool_calls"][0]["id"] == call["id"]
     assert one["tools"] == tools and two["messages"] == [result]
-    path = history(kept).store.path(two["id"])
+    path = history(kept).store.turns.path(two["id"])
     assert [t.whole for t in path] == [True, False]
     # Without them the model is told something else from the beginning.
     say(kept, id, "dry?")
-    assert history(kept).store.path(look(kept, id)["head"])[2].whole
+    assert history(kept).store.turns.path(look(kept, id)["head"])[2].whole
 
 
 # Documents.
@@ -1147,7 +1137,7 @@ def test_export_and_import(
 ) -> None:
     id, document = exported(kept)
     expected = look(kept, id)
-    tokens = history(kept).store.tokens(expected["head"]).tolist()
+    tokens = history(kept).store.turns.tokens(expected["head"]).tolist()
     said = text_of(say(kept, id, "four"))
     for app in serving(shared, tmp_path / "other", api_keys=KEYS):
         mine = bearer("one")
@@ -1160,7 +1150,7 @@ def test_export_and_import(
             assert [t[name] for t in found["turns"]] == [
                 t[name] for t in expected["turns"]
             ]
-        assert history(app).store.tokens(found["head"]).tolist() == tokens
+        assert history(app).store.turns.tokens(found["head"]).tolist() == tokens
         body = {
             "session": made["id"], "temperature": 1, "max_tokens": 6,
             "messages": [{"role": "user", "content": "four"}],
@@ -1182,7 +1172,7 @@ def test_import_for_another_model(kept: App) -> None:
         turn["tokens"] = [10**9]
     made = post(kept, f"{SESSIONS}/import", document).json()
     say(kept, made["id"], "four")
-    turns = history(kept).store.path(look(kept, made["id"])["head"])
+    turns = history(kept).store.turns.path(look(kept, made["id"])["head"])
     assert [t.basis for t in turns] == ["", "", "", history(kept).basis]
     assert turns[3].whole
     # What it is exported as can be imported as well.

@@ -38,7 +38,7 @@ Streams = tuple[int, int, int]  # descriptors: stdin, stdout, stderr
 _EARLY = ("PYTHON", "LC_", "LD_")
 _SERVERS = (
     "gemmakv.server._run", "gemmakv.server._workers", "gemmakv.server._history",
-    "gemmakv.server._store", "uvicorn.protocols.http.h11_impl",
+    "gemmakv.conversations._store", "uvicorn.protocols.http.h11_impl",
 )  # fmt: skip
 
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 import gemmakv
+from gemmakv.conversations._store import Conversations
 from gemmakv.server._app import App
 from gemmakv.server._history import History
-from gemmakv.server._store import Store
 from support.asgi import in_loop, make_app
 
 KEYS = ("one", "two")
@@ -31,7 +31,7 @@ def serving(
     }  # fmt: skip
     app = make_app(gemma, **{**chosen, **settings})
     assert app.service is not None
-    History(app.service, Store(str(folder), 30))
+    History(app.service, Conversations.open(folder))
     yield app
     app.service.close()
 

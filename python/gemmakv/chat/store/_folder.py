@@ -190,12 +190,12 @@ class FolderStore:
         aside unless somebody holds it.
         """
         try:
-            return _read(path)
+            return read_file(path)
         except CorruptFile as error:
             if not self.hold(path.stem):
                 return _unreadable(error, path)
         try:
-            return _read(path)  # its holder may have mended it meanwhile
+            return read_file(path)  # its holder may have mended it meanwhile
         except CorruptFile as error:
             kept = self._set_aside(path)
             self._set_aside(self._path(path.stem, _SESSION))
@@ -205,7 +205,7 @@ class FolderStore:
 
     def read_record(self, id: str) -> Record | None:
         try:
-            return _read(self._path(id, _RECORD))
+            return read_file(self._path(id, _RECORD))
         except FileNotFoundError:
             return None
 
@@ -234,7 +234,7 @@ class FolderStore:
         found = []
         for path in self._trash.glob("*" + _RECORD):
             try:
-                found.append((path.stat().st_ctime_ns, _read(path)))
+                found.append((path.stat().st_ctime_ns, read_file(path)))
             except (CorruptFile, NewerRecord, OSError):
                 continue
         return [one for _, one in sorted(found, key=lambda x: -x[0])]
@@ -354,7 +354,7 @@ def _open_lock(path: Path) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _read(path: Path) -> Record:
+def read_file(path: Path) -> Record:
     if path.exists() and not path.is_file():  # a pipe would wait
         raise CorruptFile("expected a regular file")
     record = _records.from_json(path.read_bytes())

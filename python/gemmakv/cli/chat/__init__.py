@@ -12,7 +12,7 @@
     history.py    what was typed before
     table.py      counts, texts, columns       wrap.py        breaks lines
 
-Where sessions are kept is `gemmakv.chat.store`.
+Where sessions are kept is `gemmakv.conversations`.
 
 Importing this package imports none of it.
 """

@@ -25,14 +25,17 @@ from gemmakv.cli import describe
 from gemmakv.cli.chat import table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
 from gemmakv.cli.chat.settings import SETTINGS, Setting, show
+from gemmakv.conversations import StoreError
 from gemmakv.generation._requests import requests_of
 from gemmakv.options import GenerationOptions
 
 if TYPE_CHECKING:
-    from gemmakv.chat.store import SaveTo, SessionStore
+    from gemmakv.chat._session_file import SessionState
     from gemmakv.cli.chat.view import View
+    from gemmakv.conversations._chat import ChatStore
 
 
+_UNSAVED = (OSError, StoreError)  # why something is not on disk
 # The end of a reply, which is taken off, may have so many tokens.
 _TRIMMED = 16
 
@@ -53,10 +56,10 @@ class Defaults:
 class Chat:
     """Sessions of one model, with the store that keeps them (or None).
 
-    Every change of a session goes through `save`: its record is on disk when
+    Every change of a session goes through `save`: its text is on disk when
     that returns. So are its tokens, where the prefix cache keeps the KV cache
-    for later starts; else that follows a moment later. There, sessions other
-    than the current one are not in memory.
+    for later starts, and sessions other than the current one are not in
+    memory. Where it does not, the KV cache follows a moment later.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Chat:
         gemma: gemmakv.Gemma,
         view: View,
         defaults: Defaults,
-        store: SessionStore | None,
+        store: ChatStore | None,
     ) -> None:
         self.gemma = gemma
         self.view = view
@@ -148,6 +151,8 @@ class Chat:
                     file = self.store.open_session(entry.id)
                 except OSError as error:
                     file = error
+                except StoreError as error:
+                    file = OSError(str(error))
             entry.session, line = from_store(
                 self.gemma, entry.record, file, self.make_session
             )
@@ -207,7 +212,7 @@ class Chat:
                 self._rest(other.session)
         if self.store is not None:
             # Without it the next start opens another session first.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(*_UNSAVED):
                 self.store.write_current(entry.id)
 
     def _rest(self, session: Session) -> None:
@@ -238,17 +243,9 @@ class Chat:
             if self.save_record(entry):
                 self._saver.submit(entry.id, session._saving())
             return
-        saving = session._saving(keys=False)
-        if self.save_record(entry):
-            self._save_tokens(entry, saving)
-
-    def _save_tokens(self, entry: Entry, saving: SaveTo) -> None:
-        assert self.store is not None and entry.session is not None
-        try:
-            self.store.write_session(entry.id, saving)
-        except OSError as error:
-            self._say_unsaved(f"the tokens of {entry.name}", error)
-        before, entry.kept = entry.kept, _tokens_of(entry.session)
+        if not self.save_record(entry, session._published()):
+            return
+        before, entry.kept = entry.kept, _tokens_of(session)
         if before is None:
             return
         same = common_exact(before.ids, entry.kept.ids)
@@ -264,14 +261,18 @@ class Chat:
         others += [entry.kept for entry in self.book.entries]
         forget(self.gemma, gone, filter(None, others))
 
-    def save_record(self, entry: Entry) -> bool:
-        """Whether the record is on disk (or need not be)."""
+    def save_record(
+        self, entry: Entry, state: SessionState | None = None
+    ) -> bool:
+        """Whether the record is on disk (or need not be), with its tokens if
+        there is a `state`.
+        """
         if self.store is None or not self.store.writable:
             return True
         try:
             self._hold(entry)
-            self.store.write_record(entry.record)
-        except OSError as error:
+            self.store.write_record(entry.record, state)
+        except _UNSAVED as error:
             self._say_unsaved(entry.name, error, self.unsaved.get(entry.id))
             self.unsaved[entry.id] = str(error)
             return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
+import threading
 from typing import Any
 
 import typer
@@ -73,6 +75,12 @@ def chat(
         metavar="TEXT",
         callback=optional_text_of,
         help="What the model is told first.",
+    ),
+    sessions: str | None = typer.Option(
+        None,
+        metavar="DIR",
+        help="Keep sessions in this folder, as `gemmakv serve --sessions` "
+        "does. Default: a folder of yours, for all chats.",
     ),
     no_persist: bool = typer.Option(
         False,
@@ -151,6 +159,9 @@ def chat(
 
     screen = TerminalView()
     view: View = screen if on_terminal else PipeView(as_json)
+    persist = not no_persist and (on_terminal or session is not None)
+    if persist:  # it takes a while, and so does the model
+        threading.Thread(target=_import_library, daemon=True).start()
     with view.notes as notes:
         gemma = _load(
             model,
@@ -170,8 +181,7 @@ def chat(
         )
         if sampling_defaults:
             options = {**gemma.sampling_defaults, **options}
-        persist = not no_persist and (on_terminal or session is not None)
-        store = _open_store(gemma, view) if persist else None
+        store = _open_store(gemma, view, sessions) if persist else None
         defaults = Defaults(
             system,
             options,
@@ -257,17 +267,32 @@ def _greeting(gemma: gemmakv.Gemma) -> str:
     )
 
 
-def _open_store(gemma: gemmakv.Gemma, view: Any) -> Any:
-    """The model's store; None, with a line said, if there can be none."""
-    from gemmakv._support.folders import in_data_folder
-    from gemmakv.chat.store import FolderStore, folder_of
+def _import_library() -> None:
+    with contextlib.suppress(ImportError):
+        import sqlalchemy  # noqa: F401
 
-    name = gemma.config.name or gemma.config.architecture
-    folder = folder_of(name, gemma.weights_fingerprint)
+
+def _open_store(gemma: gemmakv.Gemma, view: Any, sessions: str | None) -> Any:
+    """The model's store; None, with a line said, if there can be none."""
+    for name in ("sqlalchemy", "alembic"):
+        if importlib.util.find_spec(name) is None:
+            view.error(
+                f"sessions cannot be stored without the package {name} "
+                f"(install it with: {install_command('cli')}); this chat is "
+                "kept in memory only"
+            )
+            return None
+    from gemmakv._support.folders import data_folder, in_data_folder
+    from gemmakv.chat.store import folder_of
+    from gemmakv.conversations._chat import ChatStore
+    from gemmakv.conversations._takeover import take_over
+
+    weights = gemma.weights_fingerprint
     try:
         with in_data_folder():
-            store = FolderStore(folder)
-    except OSError as error:
+            folder = sessions or data_folder() / "conversations"
+            store = ChatStore.open(folder, weights)
+    except (OSError, ValueError) as error:
         view.error(
             f"sessions cannot be stored ({describe(error)}); this chat is "
             "kept in memory only"
@@ -278,4 +303,14 @@ def _open_store(gemma: gemmakv.Gemma, view: Any) -> Any:
             f"nothing can be stored ({store.read_only}); this chat works on "
             "copies (/save PATH writes one to a file)"
         )
+    if sessions is None:
+        name = gemma.config.name or gemma.config.architecture
+        try:
+            for line in take_over(folder_of(name, weights), store):
+                view.error(line)
+        except (OSError, gemmakv.GemmaKVError) as error:
+            view.error(
+                "the sessions of earlier versions stay where they are, for "
+                f"now: {describe(error)}"
+            )
     return store

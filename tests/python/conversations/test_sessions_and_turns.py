@@ -10,24 +10,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gemmakv.server import _store
-from gemmakv.server._store import (
+pytest.importorskip("sqlalchemy", reason="the extra `server`")
+
+from gemmakv.conversations import (
     ANYBODY,
-    FILE,
     KEPT,
-    RequestError,
-    Store,
+    NoResponse,
+    SessionBusy,
+    StoreClosed,
+    StoreError,
+    StoreFailed,
     Turn,
+    _clock,
+    _database,
     new_id,
 )
+from gemmakv.conversations._database import FILE
+from gemmakv.conversations._store import Conversations
 
 TENANT = "t"
 
 
-def turn_after(store: Store, parent: str | None, **fields: object) -> Turn:
+def turn_after(
+    store: Conversations, parent: str | None, **fields: object
+) -> Turn:
     depth = 1
     if parent is not None:
-        depth += len(store.path(parent))
+        depth += len(store.turns.path(parent))
     id = new_id("resp")
     given = {
         "id": id, "tenant": TENANT, "parent": parent, "depth": depth,
@@ -43,7 +52,7 @@ def turn_after(store: Store, parent: str | None, **fields: object) -> Turn:
 def test_random_trees(tmp_path: Path, seed: int) -> None:
     """Against a model that keeps paths as lists."""
     chance = random.Random(seed)
-    store = Store(str(tmp_path), 30)
+    store = Conversations.open(tmp_path)
     db = sqlite3.connect(tmp_path / FILE)
     sessions: dict[str, list[str]] = {}
     responses: dict[str, list[str]] = {}  # those that are kept
@@ -54,57 +63,57 @@ def test_random_trees(tmp_path: Path, seed: int) -> None:
         )  # fmt: skip
         one = chance.choice(list(sessions)) if sessions else None
         if act == "create":
-            sessions[store.create(TENANT, None, None).id] = []
+            sessions[store.sessions.create(TENANT, None, None).id] = []
         elif act == "respond":
             known = [*responses, *(p[-1] for p in sessions.values() if p)]
             parent = chance.choice([None, *known])
             path = [] if parent is None else ids(store, parent)
             turn = turn_after(store, parent, state=KEPT)
-            store.add(turn, None, None)
+            store.turns.add(turn, None, None)
             responses[turn.id] = [*path, turn.id]
         elif act == "forget" and responses:
             gone = chance.choice(list(responses))
-            store.delete_response(TENANT, gone)
+            store.turns.delete_response(TENANT, gone)
             del responses[gone]
         elif one is None:
             continue
         elif act == "say":
-            store.lease(TENANT, one, "me")
+            store.leases.take(TENANT, one, "me")
             parent = sessions[one][-1] if sessions[one] else None
             turn = turn_after(store, parent)
-            store.add(turn, one, "me")
+            store.turns.add(turn, one, "me")
             sessions[one].append(turn.id)
         elif act == "fork":
             path = sessions[one]
             length = chance.randint(1, len(path)) if path else 0
             at = path[length - 1] if length else None
-            other = store.fork(TENANT, one, at, None)
+            other = store.sessions.fork(TENANT, one, at, None)
             sessions[other.id] = path[:length]
             assert other.turns == length
         elif act == "rewind":
             length = chance.randint(0, len(sessions[one]))
             at = sessions[one][length - 1] if length else None
-            assert store.rewind(TENANT, one, at).turns == length
+            assert store.sessions.rewind(TENANT, one, at).turns == length
             del sessions[one][length:]
         elif act == "delete":
-            store.delete(TENANT, one)
+            store.sessions.delete(TENANT, one)
             del sessions[one]
         paths = [*sessions.values(), *responses.values()]
         check(store, tmp_path, paths, db)
         for id, path in sessions.items():
-            found = store.session(TENANT, id)
+            found = store.sessions.get(TENANT, id)
             assert found.head == (path[-1] if path else None)
             assert found.turns == len(path)
     db.close()
     store.close()
 
 
-def ids(store: Store, turn: str) -> list[str]:
-    return [one.id for one in store.path(turn)]
+def ids(store: Conversations, turn: str) -> list[str]:
+    return [one.id for one in store.turns.path(turn)]
 
 
 def check(
-    store: Store,
+    store: Conversations,
     folder: Path,
     paths: list[list[str]],
     db: sqlite3.Connection | None = None,
@@ -117,7 +126,7 @@ def check(
     for path in paths:
         if path:
             assert ids(store, path[-1]) == path
-            tokens = store.tokens(path[-1]).astype(np.uint8).tobytes()
+            tokens = store.turns.tokens(path[-1]).astype(np.uint8).tobytes()
             assert tokens == "".join(path).encode()
 
 
@@ -131,79 +140,74 @@ def test_a_new_database_waits_for_who_makes_it_too(
     maker.execute("BEGIN IMMEDIATE")
     with monkeypatch.context() as patch:
         # It ends while the other waits.
-        patch.setattr(_store.time, "sleep", lambda seconds: maker.rollback())
-        store = Store(str(tmp_path), 30)
+        patch.setattr(_database.time, "sleep", lambda seconds: maker.rollback())
+        store = Conversations.open(tmp_path)
     assert not maker.in_transaction
-    assert store.create(TENANT, None, None).turns == 0
+    assert store.sessions.create(TENANT, None, None).turns == 0
     store.close()
     maker.close()
 
 
 def test_tokens_begin_where_they_are_whole(tmp_path: Path) -> None:
-    store = Store(str(tmp_path), 30)
+    store = Conversations.open(tmp_path)
     parent = None
     for i in range(5):
         turn = turn_after(store, parent, whole=i in (0, 3), tokens=[i, i])
-        store.add(turn, None, None)
+        store.turns.add(turn, None, None)
         parent = turn.id
     assert parent is not None
-    assert store.tokens(parent).tolist() == [3, 3, 4, 4]
+    assert store.turns.tokens(parent).tolist() == [3, 3, 4, 4]
     store.close()
 
 
 def test_nothing_half(tmp_path: Path) -> None:
     """A turn whose session is somebody else's is not kept either."""
-    store = Store(str(tmp_path), 30)
-    session = store.create(TENANT, None, None)
-    store.lease(TENANT, session.id, "other")
-    with pytest.raises(RequestError) as caught:
-        store.add(turn_after(store, None, state=ANYBODY), session.id, "me")
-    assert caught.value.status == 409
+    store = Conversations.open(tmp_path)
+    session = store.sessions.create(TENANT, None, None)
+    store.leases.take(TENANT, session.id, "other")
+    turn = turn_after(store, None, state=ANYBODY)
+    with pytest.raises(SessionBusy):
+        store.turns.add(turn, session.id, "me")
     check(store, tmp_path, [])
     gone = turn_after(store, None)
-    with pytest.raises(RequestError) as caught:
-        store.add(turn_after(store, gone.id), None, None)
-    assert caught.value.code == "sessions_failed"
+    with pytest.raises(StoreFailed):
+        store.turns.add(turn_after(store, gone.id), None, None)
     check(store, tmp_path, [])
     store.close()
-    with pytest.raises(RequestError) as caught:
-        store.session(TENANT, session.id)
-    assert caught.value.code == "server_stopping"
+    with pytest.raises(StoreClosed):
+        store.sessions.get(TENANT, session.id)
 
 
 def test_a_lease_whose_end_cannot_be_written_is_over(tmp_path: Path) -> None:
     """A full disk: the next turn must not wait for a lease of nobody."""
-    store = Store(str(tmp_path), 30)
-    other = Store(str(tmp_path), 30)
-    id = store.create(TENANT, None, None).id
-    store.lease(TENANT, id, "first")
-    assert store._db is not None
-    store._db.execute("PRAGMA query_only = ON")
-    with pytest.raises(RequestError):
-        store.release(id, "first")
-    store._db.execute("PRAGMA query_only = OFF")
-    with pytest.raises(RequestError) as caught:
-        other.lease(TENANT, id, "second")
-    assert caught.value.code == "session_busy"
-    store.lease(TENANT, id, "second")
+    store = Conversations.open(tmp_path)
+    other = Conversations.open(tmp_path)
+    id = store.sessions.create(TENANT, None, None).id
+    store.leases.take(TENANT, id, "first")
+    store.database.driver.execute("PRAGMA query_only = ON")
+    with pytest.raises(StoreError):
+        store.leases.release(id, "first")
+    store.database.driver.execute("PRAGMA query_only = OFF")
+    with pytest.raises(SessionBusy):
+        other.leases.take(TENANT, id, "second")
+    store.leases.take(TENANT, id, "second")
     # Of the second one nothing was given up.
-    with pytest.raises(RequestError) as caught:
-        store.lease(TENANT, id, "third")
-    assert caught.value.code == "session_busy"
+    with pytest.raises(SessionBusy):
+        store.leases.take(TENANT, id, "third")
     store.close()
     other.close()
 
 
 def test_a_session_was_updated_when_its_turn_ended(tmp_path: Path) -> None:
     """Not when it began: a new name meanwhile was later than the turn."""
-    store = Store(str(tmp_path), 30)
-    id = store.create(TENANT, None, None).id
-    store.lease(TENANT, id, "me")
+    store = Conversations.open(tmp_path)
+    id = store.sessions.create(TENANT, None, None).id
+    store.leases.take(TENANT, id, "me")
     turn = turn_after(store, None)
-    named = store.rename(TENANT, id, "while it runs")
-    store.add(turn, id, "me")
+    named = store.sessions.rename(TENANT, id, "while it runs")
+    store.turns.add(turn, id, "me")
     assert turn.created < named.updated
-    assert store.session(TENANT, id).updated >= named.updated
+    assert store.sessions.get(TENANT, id).updated >= named.updated
     store.close()
 
 
@@ -216,8 +220,8 @@ class Clocks:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # What turns begin with is the real time.
         self.wall, self.uptime, self.boot = time.time(), 5000.0, "one "
-        monkeypatch.setattr(_store.time, "time", lambda: self.wall)
-        monkeypatch.setattr(_store, "_uptime", lambda: self.uptime)
+        monkeypatch.setattr(_clock.time, "time", lambda: self.wall)
+        monkeypatch.setattr(_clock, "uptime", lambda: self.uptime)
         self._monkeypatch = monkeypatch
 
     def pass_by(self, seconds: float) -> None:
@@ -229,7 +233,7 @@ class Clocks:
         self.wall += off_for
         self.uptime = 20.0
         self.boot += "more "
-        self._monkeypatch.setattr(_store, "_BOOT", self.boot)
+        self._monkeypatch.setattr(_clock, "BOOT", self.boot)
 
 
 @pytest.fixture
@@ -237,17 +241,16 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     return Clocks(monkeypatch)
 
 
-def response_of(store: Store) -> str:
+def response_of(store: Conversations) -> str:
     turn = turn_after(store, None, state=KEPT)
-    store.add(turn, None, None)
+    store.turns.add(turn, None, None)
     return turn.id
 
 
-def is_kept(store: Store, id: str) -> bool:
+def is_kept(store: Conversations, id: str) -> bool:
     try:
-        return store.turn(TENANT, id).id == id
-    except RequestError as error:
-        assert error.status == 404
+        return store.turns.get(TENANT, id).id == id
+    except NoResponse:
         return False
 
 
@@ -255,7 +258,7 @@ def is_kept(store: Store, id: str) -> bool:
 def test_a_clock_that_is_wrong_for_a_while_deletes_no_response(
     tmp_path: Path, clocks: Clocks, days: float
 ) -> None:
-    store = Store(str(tmp_path), 30)
+    store = Conversations.open(tmp_path)
     before = response_of(store)
     clocks.pass_by(DAY)
     clocks.wall += days * DAY
@@ -263,7 +266,7 @@ def test_a_clock_that_is_wrong_for_a_while_deletes_no_response(
     for id in (before, during):
         assert is_kept(store, id)
     store.close()
-    store = Store(str(tmp_path), 30)  # and a server that is started then
+    store = Conversations.open(tmp_path)  # and a server that is started then
     clocks.pass_by(3600)
     clocks.wall -= days * DAY
     after = response_of(store)
@@ -279,27 +282,27 @@ def test_a_clock_that_is_wrong_for_a_while_deletes_no_response(
     response_of(store)
     for id in (before, during, after):
         assert not is_kept(store, id)
-        assert store.path(id) == []
+        assert store.turns.path(id) == []
     store.close()
 
 
 def test_time_goes_on_while_the_machine_is_off(
     tmp_path: Path, clocks: Clocks
 ) -> None:
-    store = Store(str(tmp_path), 30)
+    store = Conversations.open(tmp_path)
     first = response_of(store)
     clocks.pass_by(10 * DAY)
     second = response_of(store)  # which notes the time
     store.close()
     clocks.restart(15 * DAY)
-    store = Store(str(tmp_path), 30)
+    store = Conversations.open(tmp_path)
     assert is_kept(store, first)
     clocks.pass_by(6 * DAY)
     assert [is_kept(store, one) for one in (first, second)] == [False, True]
     store.close()
     # A clock without a battery begins anew, and is set later.
     clocks.restart(-56 * 365 * DAY)
-    store = Store(str(tmp_path), 30)
+    store = Conversations.open(tmp_path)
     third = response_of(store)
     clocks.wall += 56 * 365 * DAY
     clocks.pass_by(DAY)
@@ -316,20 +319,21 @@ def test_the_newest_session_is_the_one_made_last(
     """A clock that was put back had put new ones behind older ones, and made
     a session branch off its own fork.
     """
-    store = Store(str(tmp_path), 30)
-    first = store.create(TENANT, None, None).id
-    store.lease(TENANT, first, "me")
+    store = Conversations.open(tmp_path)
+    first = store.sessions.create(TENANT, None, None).id
+    store.leases.take(TENANT, first, "me")
     turn = turn_after(store, None)
-    store.add(turn, first, "me")
+    store.turns.add(turn, first, "me")
     clocks.wall -= DAY
-    fork = store.fork(TENANT, first, turn.id, None).id
-    last = store.create(TENANT, None, None).id
-    assert [one.id for one in store.sessions(TENANT, 9, None)[0]] == [
+    fork = store.sessions.fork(TENANT, first, turn.id, None).id
+    last = store.sessions.create(TENANT, None, None).id
+    assert [one.id for one in store.sessions.newest(TENANT, 9, None)[0]] == [
         last, fork, first,
     ]  # fmt: skip
-    found, more = store.sessions(TENANT, 1, last)
+    found, more = store.sessions.newest(TENANT, 1, last)
     assert ([one.id for one in found], more) == ([fork], True)
-    parents = {b.session.id: b.parent for b in store.tree(TENANT, 9, None)[0]}
+    branches = store.sessions.tree(TENANT, 9, None)[0]
+    parents = {b.session.id: b.parent for b in branches}
     assert parents == {first: None, fork: first, last: None}
     store.close()
 
@@ -340,13 +344,18 @@ def test_a_database_of_before_there_was_a_clock_in_it(
     """Its responses expire as they would have; what an earlier version adds
     to it later, too.
     """
-    store = Store(str(tmp_path), 30)
+    store = Conversations.open(tmp_path)
     old, new = response_of(store), response_of(store)
     store.close()
     with sqlite3.connect(tmp_path / FILE) as db:
         db.execute("DROP INDEX turns_since")
         db.execute("DROP INDEX sessions_made")
         db.execute("ALTER TABLE turns DROP COLUMN since")
+        db.execute("DROP INDEX sessions_deleted")
+        for column in ("model", "settings", "draft", "parent", "deleted"):
+            db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
+        db.execute("DROP TABLE alembic_version")
+        db.execute("PRAGMA user_version = 1")
         db.execute("DELETE FROM facts WHERE name = 'clock'")
         db.execute(
             "CREATE INDEX turns_kept ON turns (created) WHERE state = 1"
@@ -359,12 +368,11 @@ def test_a_database_of_before_there_was_a_clock_in_it(
             (clocks.wall - 29 * DAY, old),
         )
     db.close()
-    store = Store(str(tmp_path), 30)
+    store = Conversations.open(tmp_path)
     assert is_kept(store, old) and is_kept(store, new)
     clocks.pass_by(2 * DAY)
     third = response_of(store)
-    assert store._db is not None
-    store._db.execute(
+    store.database.driver.execute(
         "UPDATE turns SET since = NULL, created = ? WHERE id = ?",
         (clocks.wall, third),
     )

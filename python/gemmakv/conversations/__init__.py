@@ -1,0 +1,58 @@
+"""Conversations that outlive a process: sessions and their turns.
+
+They are in a database, which chats and servers share. This room knows no HTTP
+and no terminal. Keys and values are elsewhere, in the prefix cache.
+
+`gemmakv.conversations._store` has the store itself; it needs sqlalchemy, which
+nothing here does.
+"""
+
+from gemmakv.conversations._errors import (
+    NewerStore,
+    NoResponse,
+    NoSession,
+    NoTurn,
+    SessionBusy,
+    StoreBusy,
+    StoreClosed,
+    StoreError,
+    StoreFailed,
+    StoreFull,
+    StoreMoved,
+)
+from gemmakv.conversations._types import (
+    ANYBODY,
+    BUSY_S,
+    KEPT,
+    LEASE_S,
+    NOBODY,
+    Branch,
+    FileId,
+    SessionInfo,
+    Turn,
+    new_id,
+)
+
+__all__ = [
+    "ANYBODY",
+    "BUSY_S",
+    "KEPT",
+    "LEASE_S",
+    "NOBODY",
+    "Branch",
+    "FileId",
+    "NewerStore",
+    "NoResponse",
+    "NoSession",
+    "NoTurn",
+    "SessionBusy",
+    "SessionInfo",
+    "StoreBusy",
+    "StoreClosed",
+    "StoreError",
+    "StoreFailed",
+    "StoreFull",
+    "StoreMoved",
+    "Turn",
+    "new_id",
+]

@@ -1,0 +1,535 @@
+"""What chats with one model keep in the database: a `SessionStore`.
+
+A record's messages become turns, two messages each. A turn keeps the tokens
+that its chat's cache held when it ended and not before, so that a session that
+is opened again has the same tokens, and with them the same results. Turns are
+never changed: what a session is now is compared with the turns that lead to
+its head, and from the first one that differs there are new ones. Forks share
+those that are equal.
+
+Keys and values are in the prefix cache. Where it has no disk, they are files
+beside the database, as `Session.save` writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from gemmakv._support.files import StrPath, atomic_writer
+from gemmakv.chat import _session_file as session_file
+from gemmakv.chat._messages import Message
+from gemmakv.chat._session_file import (
+    KeptTokens,
+    SessionState,
+    options_from_json,
+)
+from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
+from gemmakv.conversations._database import FILE, Database, fact, set_fact
+from gemmakv.conversations._errors import SessionBusy, StoreFailed
+from gemmakv.conversations._said import (
+    Line,
+    Said,
+    settings_of,
+    shown_name,
+    sound,
+    token_file,
+    turn_after,
+    turns_of,
+)
+from gemmakv.conversations._sessions import insert_session, select_sessions
+from gemmakv.conversations._store import Conversations
+from gemmakv.conversations._tables import (
+    SESSION,
+    session_of,
+    sessions,
+    turns,
+)
+from gemmakv.conversations._tree import insert_turn, prune, turns_up_to
+from gemmakv.conversations._types import SessionInfo
+from gemmakv.errors import CorruptFile, GemmaKVError, one_line
+
+if TYPE_CHECKING:
+    from gemmakv.conversations._tables import Query
+
+TENANT = ""  # whom a server without keys serves
+_TRASH_S = 30 * 86400.0
+_POLL_S = 0.02
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """A session from elsewhere.
+
+    Attributes:
+      deleted: seconds since it was put into the trash; None if it was not.
+      state: what its cache held; None if nobody can tell.
+      keys: the file with its keys and values, if there is one.
+    """
+
+    record: Record
+    deleted: float | None = None
+    state: SessionState | None = None
+    keys: Path | None = None
+
+
+class ChatStore:
+    """Sessions of chats with one model, and those that a server made with it.
+
+    Calls raise OSError or StoreError.
+    """
+
+    def __init__(
+        self,
+        store: Conversations,
+        weights: str,
+        read_only: str = "",
+    ) -> None:
+        """`weights`: the fingerprint of the model's, for every arithmetic.
+        `read_only`: why nothing can be kept; "" if it can.
+        """
+        self._store = store
+        self._database = store.database
+        self._weights = weights
+        self._read_only = read_only
+        self._lines: dict[str, Line] = {}  # of sessions that are held
+        self._names: dict[str, tuple[str, str | None]] = {}  # shown, stored
+        self._known: dict[str, tuple[Any, Record]] = {}
+        self._emptied: list[KeptTokens] = []
+        self._files: dict[str, Path] = {}  # keys and values in other folders
+        self._current = f"current:{weights}"
+        if not read_only:
+            self._expire()
+
+    @classmethod
+    def open(cls, folder: StrPath, weights: str) -> ChatStore:
+        """Opens the database of a folder; makes both where there are none.
+        Where nothing can be written, what is there can be read.
+
+        Raises OSError or ValueError that names the folder.
+        """
+        try:
+            return cls(Conversations.open(folder), weights)
+        except OSError as error:
+            if error.errno not in _READ_ONLY:
+                raise
+            why = error.strerror
+        there = os.path.exists(os.path.join(folder, FILE))
+        database = Database(
+            os.fspath(folder) if there else None, read_only=there
+        )
+        return cls(Conversations(database), weights, why)
+
+    @property
+    def takes_in(self) -> bool:
+        """Whether `take_in` can be called: also of one in memory."""
+        return not self._database.read_only
+
+    @property
+    def writable(self) -> bool:
+        return not self._read_only
+
+    @property
+    def read_only(self) -> str:
+        return self._read_only
+
+    @property
+    def where(self) -> str:
+        return self._store.folder or "memory"
+
+    def close(self) -> None:
+        self._store.close()
+
+    # Who may write.
+
+    def hold(self, id: str, wait_s: float = 0) -> bool:
+        if not self.writable:
+            return False
+        end = time.monotonic() + wait_s
+        while True:
+            try:
+                self._store.leases.hold(id)
+                return True
+            except SessionBusy:
+                if time.monotonic() >= end:
+                    return False
+            time.sleep(_POLL_S)
+
+    def release(self, id: str) -> None:
+        self._lines.pop(id, None)
+        self._store.leases.let_go(id)
+
+    def holder(self, id: str) -> str:
+        return self._store.leases.holder(id) or "a server"
+
+    # Sessions.
+
+    def listing(self) -> Listing:
+        """Those that cannot be read are left as they are."""
+        listing = Listing([], [], set())
+        known, self._known = self._known, {}
+        query = select_sessions(TENANT).where(
+            sa.or_(
+                sessions.c.model == self._weights, sessions.c.model.is_(None)
+            )
+        )
+        with self._database.read() as db:
+            rows = db.execute(query.order_by(sessions.c.created)).mappings()
+            for found in [session_of(row) for row in rows]:
+                before = known.get(found.id)
+                if before is None or before[0] != found:
+                    try:
+                        record = self._record(db, found)
+                    except NewerRecord as error:
+                        listing.taken.add(error.name)
+                        listing.lines.append(
+                            f"the stored session {error.name} is of a newer "
+                            f"gemmakv ({error}); it is left as it is"
+                        )
+                        continue
+                    except (GemmaKVError, ValueError, RecursionError) as error:
+                        listing.lines.append(
+                            f"the stored session {found.id} cannot be read "
+                            f"({one_line(error)}); it is left as it is"
+                        )
+                        continue
+                    if record is None:
+                        continue
+                    before = (found, record)
+                self._known[found.id] = before
+                listing.records.append(_copy(before[1]))
+        return listing
+
+    def read_record(self, id: str) -> Record | None:
+        with self._database.read() as db:
+            found = self._find(db, id)
+            return None if found is None else self._record(db, found)
+
+    def write_record(
+        self, record: Record, state: SessionState | None = None
+    ) -> None:
+        """Has the database say what a session is now. With `state`, which is
+        that of the record, its tokens, too. Requires: it is held.
+        """
+        if not self._store.leases.holds(record.id):
+            raise StoreFailed(self._read_only or "the session is not held")
+        with self._database.write() as db:
+            line = self._write_in(db, record, state)
+        self._lines[record.id] = line
+        if state is not None:
+            self._remove_keys(record.id)
+
+    def _write_in(
+        self, db: Connection, record: Record, state: SessionState | None
+    ) -> Line:
+        """Does `write_record` inside a transaction; gives the turns."""
+        found = self._find(db, record.id)
+        if found is not None:
+            before = self._line_of(db, record.id, found.head)
+        else:
+            before = Line([], [])
+            parent = self._find(db, record.parent) if record.parent else None
+            if parent is not None:
+                before = self._line_of(db, parent.id, parent.head)
+        wanted = turns_of(record, state)
+        same = 0
+        while same < min(len(before.said), len(wanted)) and before.said[
+            same
+        ].is_as(wanted[same], state is not None):
+            same += 1
+        line = Line(before.ids[:same], before.said[:same])
+        for said in wanted[same:]:
+            turn = turn_after(line, said, record, TENANT)
+            insert_turn(db, turn, self._database.clock.now())
+            line.ids.append(turn.id)
+            line.said.append(said)
+        head = line.ids[-1] if line.ids else None
+        settings = {} if found is None else dict(found.settings)
+        settings.update(settings_of(record, state))
+        session = SessionInfo(
+            record.id,
+            sound(self._stored_name(record, found)),
+            sound(record.system),
+            head,
+            len(line.ids),
+            record.created,
+            record.changed,
+            self._weights,
+            settings,
+            sound(record.draft),
+            record.parent,
+        )
+        if found is None:
+            insert_session(db, TENANT, session)
+            return line
+        fields = dataclasses.asdict(session)
+        del fields["turns"], fields["id"]
+        is_it = sessions.c.id == record.id
+        db.execute(sa.update(sessions).where(is_it).values(**fields))
+        if found.head != head:
+            prune(db, found.head)
+        return line
+
+    # Session files, as `from_store` takes them.
+
+    def open_session(self, id: str) -> BinaryIO | None:
+        """Gives the file of keys and values, or one that is made of the tokens
+        in the database; None if there are neither.
+        """
+        path = self._key_path(id)
+        if path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return open(path, "rb")
+        with self._database.read() as db:
+            found = self._find(db, id)
+            if found is None:
+                return None
+            return token_file(found, turns_up_to(db, found.head))
+
+    def write_session(self, id: str, save: SaveTo) -> None:
+        path = self._key_path(id)
+        if path is not None:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with atomic_writer(path, private=True) as file:
+                save(file)
+
+    def _remove_keys(self, id: str) -> None:
+        path = self._key_path(id)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def _key_path(self, id: str) -> Path | None:
+        """Gives the file of a session's keys and values, which need not be
+        there.
+        """
+        if self._store.folder is None:
+            return self._files.get(id)
+        return Path(self._store.folder, "keys", f"{id}.session")
+
+    # Sessions from elsewhere.
+
+    def take_in(
+        self,
+        found: Sequence[Taken],
+        current: str | None = None,
+    ) -> None:
+        """Takes in sessions, parents before forks, that are not here yet: all
+        of them, or none. `current`: the one that was opened last.
+        """
+        for one in found:
+            if one.keys is not None:
+                self._link_keys(one.record.id, one.keys)
+        with self._database.write() as db:
+            for one in found:
+                id = one.record.id
+                if self._has(db, id):
+                    continue
+                self._lines[id] = self._write_in(db, one.record, one.state)
+                if one.deleted is not None:
+                    self._put_away(db, id, one.deleted)
+            if current is not None and fact(db, self._current) is None:
+                set_fact(db, self._current, current.encode())
+        self._lines.clear()
+
+    def _link_keys(self, id: str, file: Path) -> None:
+        """Has a file be that of the session's keys and values, too."""
+        path = self._key_path(id)
+        if path is None:
+            self._files[id] = file
+            return
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            os.link(file, path)
+        except FileExistsError:
+            pass
+        except OSError:  # another disk, or one that has no links
+            with (
+                open(file, "rb") as source,
+                atomic_writer(path, private=True) as target,
+            ):
+                shutil.copyfileobj(source, target)
+
+    def _put_away(self, db: Connection, id: str, ago_s: float = 0.0) -> None:
+        when = self._database.clock.now() - ago_s
+        db.execute(
+            sa.update(sessions)
+            .where(sessions.c.id == id)
+            .values(deleted=when, lease=None)
+        )
+
+    # The trash.
+
+    def delete(self, id: str) -> None:
+        if not self._store.leases.holds(id):
+            raise StoreFailed(self._read_only or "the session is not held")
+        with self._database.write() as db:
+            self._put_away(db, id)
+
+    def deleted(self) -> list[Record]:
+        with self._database.read() as db:
+            rows = db.execute(
+                self._trash().order_by(sessions.c.deleted.desc())
+            ).mappings()
+            found = []
+            for row in rows.all():
+                with contextlib.suppress(
+                    GemmaKVError, ValueError, RecursionError
+                ):
+                    found.append(self._record(db, session_of(row)))
+        return [one for one in found if one is not None]
+
+    def undelete(self, id: str) -> Record | None:
+        if not self.hold(id):
+            return None
+        try:
+            with self._database.write() as db:
+                db.execute(
+                    sa.update(sessions)
+                    .where(sessions.c.id == id, sessions.c.tenant == TENANT)
+                    .values(deleted=None)
+                )
+            return self.read_record(id)
+        finally:
+            self.release(id)
+
+    def take_emptied(self) -> list[KeptTokens]:
+        emptied, self._emptied = self._emptied, []
+        return emptied
+
+    def _trash(self) -> Query:
+        return (
+            sa.select(*SESSION)
+            .join_from(
+                sessions, turns, turns.c.id == sessions.c.head, isouter=True
+            )
+            .where(
+                sessions.c.tenant == TENANT,
+                sessions.c.deleted.is_not(None),
+                sessions.c.model == self._weights,
+            )
+        )
+
+    def _expire(self) -> None:
+        """Deletes what was in the trash for long enough."""
+        oldest = self._database.clock.now() - _TRASH_S
+        query = self._trash().where(sessions.c.deleted < oldest)
+        with self._database.read() as db:
+            if db.execute(query).first() is None:
+                return
+        gone = []
+        with self._database.write() as db:
+            for row in db.execute(query).mappings().all():
+                found = session_of(row)
+                file = token_file(found, turns_up_to(db, found.head))
+                if file is not None:
+                    with contextlib.suppress(GemmaKVError):
+                        kept = session_file.kept_tokens(file)
+                        self._emptied += [] if kept is None else [kept]
+                is_it = sessions.c.id == found.id
+                db.execute(sa.delete(sessions).where(is_it))
+                prune(db, found.head)
+                gone.append(found.id)
+        for id in gone:
+            self._remove_keys(id)
+
+    # The current one.
+
+    @property
+    def current_id(self) -> str | None:
+        with self._database.read() as db:
+            found = fact(db, self._current)
+        return None if found is None else found.decode()
+
+    def write_current(self, id: str) -> None:
+        if self.writable and self.current_id != id:
+            with self._database.write() as db:
+                set_fact(db, self._current, id.encode())
+
+    # Records and turns.
+
+    def _find(self, db: Connection, id: str) -> SessionInfo | None:
+        query = select_sessions(TENANT).where(sessions.c.id == id)
+        row = db.execute(query).mappings().first()
+        return None if row is None else session_of(row)
+
+    def _has(self, db: Connection, id: str) -> bool:
+        """Says whether a session is there, or in the trash."""
+        query = sa.select(sessions.c.id).where(sessions.c.id == id)
+        return db.execute(query).first() is not None
+
+    def _line_of(self, db: Connection, id: str, head: str | None) -> Line:
+        known = self._lines.get(id)
+        if known is not None and head == (known.ids[-1] if known.ids else None):
+            return known
+        line = Line([], [])
+        for turn in turns_up_to(db, head):
+            said = Said.of(turn)
+            if said is None:  # what a chat says from here on is its own
+                break
+            line.ids.append(turn.id)
+            line.said.append(said)
+        return line
+
+    def _record(self, db: Connection, found: SessionInfo) -> Record | None:
+        """Gives the record of a session; None of one that is not for chats.
+        Raises NewerRecord, CorruptFile, ValueError, RecursionError.
+        """
+        messages: list[Message] = []
+        for turn in turns_up_to(db, found.head, tokens=False):
+            said = Said.of(turn)
+            if said is None:
+                return None
+            messages += [said.user, said.reply]
+        settings = found.settings
+        shown = shown_name(found.name, found.id)
+        self._names[found.id] = shown, found.name
+        try:
+            options = options_from_json(settings.get("options", {}))
+        except TypeError as error:
+            raise NewerRecord(shown, f"options: {error}") from None
+        except ValueError as error:
+            raise CorruptFile(f"options: {error}") from None
+        return Record(
+            name=shown,
+            id=found.id,
+            parent=found.parent,
+            forked_at=settings.get("forked_at", 0),
+            created=found.created,
+            changed=found.updated,
+            system=found.system,
+            messages=messages,
+            draft=found.draft,
+            options=options,
+            overflow=settings.get("overflow", "error"),
+            tokens=settings.get("tokens", 0),
+            think=settings.get("think"),
+        )
+
+    def _stored_name(
+        self, record: Record, found: SessionInfo | None
+    ) -> str | None:
+        """Gives a name as it is kept: one that is only shown otherwise stays.
+        """
+        shown, stored = self._names.get(record.id, ("", None))
+        if found is not None and record.name == shown:
+            return stored
+        self._names[record.id] = record.name, record.name
+        return record.name
+
+
+def _copy(record: Record) -> Record:
+    return dataclasses.replace(
+        record, messages=[*record.messages], options={**record.options}
+    )

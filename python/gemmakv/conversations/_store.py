@@ -1,0 +1,103 @@
+"""Conversations in a database."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+
+from gemmakv._support.files import StrPath
+from gemmakv.conversations._database import Database
+from gemmakv.conversations._errors import StoreError
+from gemmakv.conversations._leases import Leases
+from gemmakv.conversations._sessions import Sessions
+from gemmakv.conversations._turns import Turns
+from gemmakv.conversations._types import FileId
+
+_DAY_S = 86400.0
+
+
+class Conversations:
+    """Sessions and their turns, for many processes at a time.
+
+    Every call is one transaction and may block: on disk when it returns, or
+    nothing of it. Any threads may call, one after the other. Calls raise
+    StoreError.
+
+    Attributes:
+      sessions, turns, leases: what there is, and who may write it.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        response_days: float = 30.0,
+    ) -> None:
+        self._database = database
+        self.leases = Leases(database)
+        self.sessions = Sessions(database, self.leases)
+        self.turns = Turns(database, response_days * _DAY_S)
+
+    @classmethod
+    def open(
+        cls,
+        folder: StrPath,
+        response_days: float = 30.0,
+        same: FileId | None = None,
+    ) -> Conversations:
+        """Opens the database of a folder; makes both where there are none.
+        Responses are kept for `response_days`. With `same`, the `file` of
+        another one, it has to be that file.
+
+        Raises OSError or ValueError that names the folder.
+        """
+        database = Database(os.fspath(folder), same)
+        found = cls(database, response_days)
+        try:
+            found.turns.expire()
+        except StoreError as error:
+            found.close()
+            raise database.unusable(error) from None
+        return found
+
+    @property
+    def database(self) -> Database:
+        return self._database
+
+    @property
+    def folder(self) -> str | None:
+        return self._database.folder
+
+    @property
+    def file(self) -> FileId:
+        """Which file it is, for `open` in another process."""
+        return self._database.file
+
+    @property
+    def failure(self) -> str:
+        """Why the last write failed; "" if it did not."""
+        return self._database.failure
+
+    def tenant_of(self, key: str) -> str:
+        """Gives what records call the owner of a key; the same after a
+        restart.
+        """
+        secret = self._database.secret
+        return hmac.digest(secret, key.encode(), hashlib.sha256).hex()
+
+    def warnings(self) -> list[str]:
+        """Says what keeps turns from being kept, and may pass by itself."""
+        return self._database.warnings()
+
+    def check_place(self) -> None:
+        """Raises StoreMoved where the file was removed or replaced."""
+        self._database.check_place()
+
+    def be_patient(self, seconds: float) -> None:
+        """Has what follows wait that long for another process that writes."""
+        self._database.be_patient(seconds)
+
+    def close(self) -> None:
+        """Closes the database. Idempotent."""
+        self.leases.close()
+        self._database.close()

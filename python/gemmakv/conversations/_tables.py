@@ -1,0 +1,204 @@
+"""Tables of the database of conversations.
+
+Turns are a tree: each has the messages that came, the reply and the tokens of
+both. A session is a name for a turn, its head; forks share all turns, and
+nothing is copied. A turn goes when neither a session, a response that is kept
+nor another turn leads to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sqlalchemy import (
+    REAL,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    func,
+    literal,
+    literal_column,
+    text,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.sql import ColumnElement
+from sqlalchemy.types import TypeDecorator
+
+from gemmakv.conversations._types import KEPT, SessionInfo, Turn
+from gemmakv.generation._prompts import TokenArray
+
+if TYPE_CHECKING:
+    from sqlalchemy import Select
+
+    # A query with any columns.
+    Query = Select[*tuple[Any, ...]]
+
+# Schemas in the order in which they follow each other; the last is today's.
+REVISIONS = ("0001", "0002")
+HEAD = REVISIONS[-1]
+
+# REAL has eight bytes in SQLite, and four in PostgreSQL.
+_Seconds = REAL().with_variant(Double(), "postgresql")
+
+
+class Json(TypeDecorator[Any]):
+    """JSON as text, whatever types the database has."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
+        text = json.dumps(value, ensure_ascii=False)
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half a pair, which only an escape says
+            text = json.dumps(value)
+        return text
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        return json.loads(value)
+
+
+class Flag(TypeDecorator[bool]):
+    """A bool as 0 or 1."""
+
+    impl = Integer
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> int:
+        return int(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> bool:
+        return bool(value)
+
+
+class Tokens(TypeDecorator[TokenArray]):
+    """Token ids as bytes, four each, the lowest first."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes:
+        return np.ascontiguousarray(value, "<i4").tobytes()
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> TokenArray:
+        return np.frombuffer(value, "<i4").astype(np.int32)
+
+
+metadata = MetaData()
+
+# The revision, where Alembic looks for it.
+revisions = Table(
+    "alembic_version",
+    metadata,
+    Column("version_num", String(32), primary_key=True),
+)
+
+facts = Table(
+    "facts",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", LargeBinary, nullable=False),
+    sqlite_strict=True,
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("parent", Text, ForeignKey("turns.id")),
+    Column("depth", Integer, nullable=False),
+    Column("state", Integer, nullable=False),
+    Column("created", _Seconds, nullable=False),
+    Column("system", Text),
+    Column("tools", Json, nullable=False),
+    Column("messages", Json, nullable=False),
+    Column("reply", Json, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("usage", Json, nullable=False),
+    Column("params", Json, nullable=False),
+    Column("basis", Text, nullable=False),
+    Column("whole", Flag, nullable=False),
+    Column("tokens", Tokens, nullable=False),
+    # By the database's own clock. Null: an earlier version added the turn.
+    Column("since", _Seconds),
+    sqlite_strict=True,
+)
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("tenant", Text, nullable=False),
+    Column("name", Text),
+    Column("system", Text),
+    Column("head", Text, ForeignKey("turns.id")),
+    Column("created", _Seconds, nullable=False),
+    Column("updated", _Seconds, nullable=False),
+    Column("lease", Text),
+    Column("lease_until", _Seconds, nullable=False, server_default=text("0")),
+    Column("model", Text),
+    Column("settings", Json, nullable=False, server_default="{}"),
+    Column("draft", Text),
+    Column("parent", Text),
+    # When it was put into the trash, by the database's own clock.
+    Column("deleted", _Seconds),
+    sqlite_strict=True,
+)
+
+# Since when a turn is kept. An index has it for responses, of which a query
+# has to speak by this very condition.
+since: ColumnElement[float] = func.coalesce(turns.c.since, turns.c.created)
+is_response = turns.c.state == literal_column(str(KEPT))
+
+Index("turns_parent", turns.c.parent)
+Index(
+    "turns_since", since, sqlite_where=is_response, postgresql_where=is_response
+)
+Index("sessions_head", sessions.c.head)
+Index("sessions_made", sessions.c.tenant)
+Index(
+    "sessions_deleted",
+    sessions.c.deleted,
+    sqlite_where=sessions.c.deleted.is_not(None),
+    postgresql_where=sessions.c.deleted.is_not(None),
+)
+
+# The order in which sessions were made, whatever the clock said.
+made: ColumnElement[int] = literal_column("sessions.rowid", Integer)
+
+TURN = tuple(turns.c[field.name] for field in dataclasses.fields(Turn))
+# The same without tokens, which are long.
+LIGHT = tuple(
+    column
+    if column is not turns.c.tokens
+    else literal((), Tokens).label("tokens")
+    for column in TURN
+)
+_depth = func.coalesce(turns.c.depth, 0).label("turns")
+SESSION = tuple(
+    _depth if field.name == "turns" else sessions.c[field.name]
+    for field in dataclasses.fields(SessionInfo)
+)
+
+
+def turn_of(row: Mapping[Any, Any]) -> Turn:
+    """Makes a turn of a row with the columns TURN or LIGHT."""
+    return Turn(**row)
+
+
+def session_of(row: Mapping[Any, Any]) -> SessionInfo:
+    """Makes a session of a row with the columns SESSION."""
+    return SessionInfo(**row)

@@ -1,0 +1,127 @@
+"""Folders of files, which chats kept once, into the database.
+
+All of a folder is taken over in one transaction, and not a byte of it is
+changed before. Then it gets another name. Where that is interrupted, the next
+start finds what is in the database already by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from gemmakv._support.locks import lock
+from gemmakv.chat import _session_file as session_file
+from gemmakv.chat._session_file import SessionState, TokenPart
+from gemmakv.chat.store import NewerRecord, Record
+from gemmakv.chat.store._folder import read_file
+from gemmakv.conversations._chat import ChatStore, Taken
+from gemmakv.errors import CorruptFile, GemmaKVError
+
+
+def take_over(folder: Path, store: ChatStore) -> list[str]:
+    """Takes over a folder, if it is there. Gives a line for whatever is left
+    where it is, for people. Raises OSError, StoreError.
+    """
+    if not folder.is_dir() or not store.takes_in:
+        return []
+    with _locked(folder / "lock") as free:
+        if not free:
+            return [
+                f"an older gemmakv chat uses {folder}; its sessions come here "
+                "at the first start after it has ended"
+            ]
+        new = folder
+        if store.writable:
+            new = _unused(folder.with_name(f"{folder.name}.taken-over"))
+        lines: list[str] = []
+        found = [
+            *_records(folder, new, lines),
+            *_records(folder / "trash", new / "trash", []),
+        ]
+        found.sort(key=lambda one: one.record.created)
+        store.take_in(found, _current(folder))
+        if store.writable:
+            os.rename(folder, new)
+        return lines
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Holds the lock that the chats of then shared; tells whether it could."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+    except OSError:  # it can only be read, so nobody uses it
+        yield True
+        return
+    try:
+        yield lock(descriptor, wait=False)
+    finally:
+        os.close(descriptor)
+
+
+def _records(folder: Path, new: Path, lines: list[str]) -> Iterator[Taken]:
+    """Gives what can be read, and adds a line for what cannot, and where that
+    will be.
+    """
+    now = time.time()
+    for path in sorted(folder.glob("*.json")):
+        try:
+            record = read_file(path)
+            deleted = None
+            if folder.name == "trash":
+                deleted = max(now - path.stat().st_ctime, 0.0)
+        except NewerRecord as error:
+            lines.append(
+                f"the stored session {error.name or path.name} is of a newer "
+                f"gemmakv ({error}); it is kept as {new / path.name}"
+            )
+            continue
+        except (CorruptFile, OSError) as error:
+            lines.append(
+                f"a stored session cannot be read ({error}); it is kept as "
+                f"{new / path.name}"
+            )
+            continue
+        yield _taken(record, path.with_suffix(".session"), deleted)
+
+
+def _taken(record: Record, file: Path, deleted: float | None) -> Taken:
+    """Gives a record with what its session file holds."""
+    try:
+        text, part = session_file.split(memoryview(file.read_bytes()))
+    except OSError:
+        return Taken(record, deleted)
+    except GemmaKVError:  # whoever opens it says what is wrong with it
+        return Taken(record, deleted, keys=file)
+    if not isinstance(part, TokenPart):
+        return Taken(record, deleted, keys=file)
+    # The record may be newer than the file.
+    same = 0
+    for said, stored in zip(text.messages, record.messages):
+        if said != stored:
+            break
+        same += 1
+    ends = [*text.ends, *[None] * record.turns][: same // 2]
+    held = max((end for end in ends if end is not None), default=0)
+    ids = part.ids if same == len(text.messages) else part.ids[:held]
+    text.ends = [*ends, *[None] * (record.turns - len(ends))]
+    return Taken(record, deleted, SessionState(text, ids, part.fingerprint))
+
+
+def _current(folder: Path) -> str | None:
+    try:
+        return (folder / "current").read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _unused(path: Path) -> Path:
+    number, found = 1, path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found

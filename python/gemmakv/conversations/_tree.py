@@ -1,0 +1,103 @@
+"""Turns inside a transaction: what leads to what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from gemmakv.conversations._tables import (
+    LIGHT,
+    TURN,
+    sessions,
+    turn_of,
+    turns,
+)
+from gemmakv.conversations._types import KEPT, NOBODY, Turn
+
+if TYPE_CHECKING:
+    from gemmakv.conversations._tables import Query
+
+
+def insert_turn(db: Connection, turn: Turn, age: float) -> None:
+    """Adds a turn, which is kept since `age`."""
+    fields = {column.name: getattr(turn, column.name) for column in TURN}
+    db.execute(sa.insert(turns).values(**fields, since=age))
+
+
+def has_turn(db: Connection, id: str) -> bool:
+    query = sa.select(sa.literal_column("1")).where(turns.c.id == id)
+    return db.execute(query).first() is not None
+
+
+def turn_with_id(db: Connection, tenant: str, id: str) -> Turn | None:
+    query = sa.select(*TURN).where(turns.c.tenant == tenant, turns.c.id == id)
+    row = db.execute(query).mappings().first()
+    return None if row is None else turn_of(row)
+
+
+def turns_up_to(
+    db: Connection, turn: str | None, tokens: bool = True
+) -> list[Turn]:
+    """Gives a turn and all before it, the first one first. Without `tokens`,
+    these are empty.
+    """
+    query = _PATH if tokens else _LIGHT_PATH
+    rows = db.execute(query, {"turn": turn}).mappings()
+    return [turn_of(row) for row in rows]
+
+
+def leads_to(db: Connection, head: str | None, turn: str) -> bool:
+    """Says whether `turn` is `head` or before it."""
+    query = sa.select(sa.literal_column("1")).where(_UP.c.id == turn)
+    return db.execute(query, {"turn": head}).first() is not None
+
+
+def _up() -> sa.CTE:
+    """Gives `id` and `parent` of the turn `:turn` and of all before it."""
+    columns = turns.c.id, turns.c.parent
+    start = sa.select(*columns).where(turns.c.id == sa.bindparam("turn"))
+    up = start.cte("up", recursive=True)
+    return up.union_all(
+        sa.select(*columns).join_from(turns, up, turns.c.id == up.c.parent)
+    )
+
+
+def _path(columns: Sequence[Any]) -> Query:
+    return (
+        sa.select(*columns)
+        .join_from(_UP, turns, turns.c.id == _UP.c.id)
+        .order_by(turns.c.depth)
+    )
+
+
+# Made once: that takes longer than running them.
+_UP = _up()
+_PATH, _LIGHT_PATH = _path(TURN), _path(LIGHT)
+
+
+def prune(db: Connection, turn: str | None) -> None:
+    """Removes a turn and those before it that nothing leads to."""
+    after = sa.alias(turns)
+    while turn is not None:
+        query = sa.select(turns.c.parent).where(
+            turns.c.id == turn,
+            turns.c.state != KEPT,
+            ~sa.exists().where(after.c.parent == turn),
+            ~sa.exists().where(sessions.c.head == turn),
+        )
+        row = db.execute(query).first()
+        if row is None:
+            return
+        db.execute(sa.delete(turns).where(turns.c.id == turn))
+        turn = row[0]
+
+
+def forget_response(db: Connection, turn: str) -> None:
+    """Has nobody name a turn any more; it goes if nothing leads to it."""
+    db.execute(
+        sa.update(turns).where(turns.c.id == turn).values(state=NOBODY)
+    )
+    prune(db, turn)
