@@ -41,6 +41,7 @@ from gemmakv.chat._session import Session, SessionStats
 from gemmakv.chat._stream import ChatStream
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.errors import (
+    ArgumentError,
     CacheFullError,
     CorruptFile,
     GemmaKVError,
@@ -73,6 +74,7 @@ del _compiled, _interrupts
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArgumentError",
     "BlockPool",
     "CacheFullError",
     "CacheProtocol",

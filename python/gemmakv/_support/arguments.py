@@ -10,20 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from gemmakv import _core
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, unexpected
 
 _LARGEST = (1 << 62) - 1
-
-
-def utf8_text(data: bytes) -> str:
-    """The text of bytes. Raises ValueError that says where they are none."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"expected UTF-8, found byte 0x{data[error.start]:02X} at offset "
-            f"{error.start}"
-        ) from None
 
 
 def integer(
@@ -67,7 +56,7 @@ def number(
         bound = f"a number of at most {most:g}"
     else:
         return number
-    raise ValueError(f"{name}: expected {bound}, found {number}")
+    raise ArgumentError(name, bound, number, shown=str(number))
 
 
 def boolean(name: str, value: object) -> bool:
@@ -80,9 +69,7 @@ def boolean(name: str, value: object) -> bool:
 def choice(name: str, value: object, names: Sequence[str]) -> str:
     """`value`, one of `names`. Raises ValueError that lists them."""
     if not isinstance(value, str) or value not in names:
-        raise ValueError(
-            f"{name}: expected one of {', '.join(names)}; found {brief(value)}"
-        )
+        raise unexpected(name, f"one of {', '.join(names)}", value)
     return value
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from gemmakv._support.text import check_unicode
 from gemmakv.errors import brief, unexpected
 from gemmakv.generation._prompts import (
     Prompt,
@@ -15,7 +16,7 @@ from gemmakv.generation._prompts import (
 )
 from gemmakv.models._config import ModelConfig
 from gemmakv.models._embedding import EmbeddingInfo
-from gemmakv.tokenizers._tokenizer import Tokenizer, check_unicode
+from gemmakv.tokenizers._tokenizer import Tokenizer
 
 POOLINGS = ("mean", "last")
 PLACE = "{text}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from gemmakv._support.arguments import integer
+from gemmakv._support.text import check_unicode
 from gemmakv.errors import CorruptFile, MismatchError, unexpected
 
 SPACE_MARK = "\u2581"  # a vocabulary's visible stand-in for a space
@@ -25,19 +26,6 @@ def byte_piece(value: int) -> str:
 BYTE_PIECES = frozenset(map(byte_piece, range(256)))
 
 
-def check_unicode(name: str, text: str) -> None:
-    """Raises ValueError that begins with `name` for a text that cannot be
-    expressed in UTF-8 (lone surrogates).
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}: character {error.start} is a lone surrogate "
-            f"(U+{ord(text[error.start]):04X}), which is not Unicode text"
-        ) from None
-
-
 def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
     """Raises MismatchError that begins with `name` for a tokenizer of another
     model: of its tokens so many `texts` have no row in the embedding.
@@ -47,15 +35,6 @@ def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
             f"{name}: tokenizer: found {tokens} tokens, expected about as "
             f"many as the model's {rows} rows"
         )
-
-
-def is_unicode(text: str) -> bool:
-    """Whether a text can be expressed in UTF-8: it has no lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class Tokenizer(abc.ABC):
