@@ -13,6 +13,7 @@ from gemmakv._support.arguments import choice, integer, quantize_target
 from gemmakv._support.extras import install_command
 from gemmakv._support.text import is_unicode, utf8_text
 from gemmakv.cache._kv_cache import KV_DTYPES
+from gemmakv.cli import EXIT_USAGE
 from gemmakv.models._aliases import ALIASES
 from gemmakv.models._forms import is_model_folder
 
@@ -100,7 +101,8 @@ MODEL = model_option()
 THREADS = typer.Option(
     None,
     metavar="N",
-    help="Default: all that it may use. Results do not depend on it.",
+    help="Number of threads. Default: all processors that may be used. Results "
+    "do not depend on it.",
 )
 
 
@@ -116,8 +118,8 @@ DRAFT = typer.Option(
     None,
     "--draft",
     metavar="MODEL",
-    help="A smaller model with the same vocabulary, which guesses what comes "
-    "next: the same text in less time.",
+    help="A smaller model with the same vocabulary that guesses the next "
+    "tokens: the same text in less time.",
     autocompletion=complete_model,
 )
 
@@ -178,13 +180,22 @@ QUANTIZE = typer.Option(
 SAMPLING_DEFAULTS = typer.Option(
     False,
     "--sampling-defaults",
-    help="Begin with the options that the model's files recommend.",
+    help="Start from the options that the model's files recommend.",
 )
 
 
 def examples(*lines: str) -> str:
     """The end of a help page: command lines with comments, as they are."""
     return "\b\nExamples:\n" + "".join(f"  {line}\n" for line in lines)
+
+
+def show_help(context: typer.Context) -> None:
+    """Shows the page of a group of commands of which none is named, and exits
+    as for a command line that is wrong.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(EXIT_USAGE)
 
 
 def no_model() -> str:

@@ -27,6 +27,7 @@ from gemmakv._support.sizes import in_bytes
 from gemmakv._support.text import utf8_text
 from gemmakv.cache._prefix import PrefixCache
 from gemmakv.chat._gemma import Gemma
+from gemmakv.cli.failures import InputError
 from gemmakv.models import _catalog as models
 from gemmakv.models._aliases import ALIASES
 
@@ -115,7 +116,7 @@ def prompt_of(what: str, data: bytes) -> str:
     try:
         text = utf8_text(data)
     except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
+        raise InputError(f"{what}: {error}") from None
     return text.removesuffix("\n").removesuffix("\r")
 
 
@@ -129,7 +130,7 @@ def lines() -> Iterator[bytes]:
 
 def _check_size(what: str, data: bytes) -> bytes:
     if len(data) > _MAX_TEXT_BYTES:
-        raise ValueError(
+        raise InputError(
             f"{what}: expected at most {_MAX_TEXT_BYTES:,} bytes, found more"
         )
     return data
@@ -215,7 +216,7 @@ def load(
             draft=guesses,
         )
     if gemma.config.target_hidden:
-        raise ValueError(
+        raise InputError(
             f"{model}: expected a model that writes text, found a drafter: "
             "name the model that it guesses for, with this one as --draft"
         )

@@ -51,6 +51,9 @@ def test_page_fits_and_has_examples(cli: RunCli, command: list[str]) -> None:
     page = help_page(cli, *command)
     assert page.isascii() and "\x1b" not in page
     assert max(map(len, page.splitlines())) <= 80
+    words = " ".join(page.split())
+    for riddle in (" Of ", "By what", "behind", "gone on from", "as it may"):
+        assert riddle not in words
     examples = page.split("Examples:\n")[1].splitlines()
     assert len(examples) >= 2
     # The first line says what the command does, and ends.
