@@ -87,7 +87,7 @@ def _prepare_streams() -> None:
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error."""
+    """Gives one line for an error."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename
         text = error.strerror

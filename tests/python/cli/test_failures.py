@@ -19,6 +19,7 @@ from gemmakv.cli.failures import (  # noqa: E402
 )
 from gemmakv.cli.serve_settings import ServeSettings  # noqa: E402
 from gemmakv.errors import ArgumentError, GemmaKVError, unexpected  # noqa: E402
+from support import tiny_gguf  # noqa: E402
 
 NONE = "none.gguf"
 GENERATE = ["generate", "-m", NONE]
@@ -106,6 +107,19 @@ def test_the_user_s_own_text_is_left_alone(
     assert code == 2
     assert line.startswith("gemmakv: error: --grammar: ")
     assert "--max-tokens" not in line and "--kv-dtype" not in line
+
+
+def test_a_model_that_recommends_what_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No flag is at fault."""
+    meta = tiny_gguf.metadata()
+    meta["general.sampling.top_p"] = (tiny_gguf.F32, 7.0)
+    path = tiny_gguf.write(tmp_path / "m.gguf", meta)
+    words = ["generate", "-m", str(path), "--sampling-defaults", "hi"]
+    assert main(words) == 1
+    line = capsys.readouterr().err
+    assert "recommend top_p: " in line and "--top-p" not in line
 
 
 PLACES = {"threads": "--threads", "max_tokens": "--max-tokens"}
