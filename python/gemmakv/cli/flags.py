@@ -74,23 +74,27 @@ def with_settings(settings: type[BaseModel]) -> Callable[[Command], Any]:
     return decorate
 
 
+def help_of(field: FieldInfo) -> str:
+    """Gives what there is to say of a setting, its default included."""
+    help, default = field.description or "", field.default
+    if default == []:
+        help += " Repeatable."
+    elif isinstance(default, float):
+        help += f" Default: {default:g}."
+    elif default not in (None, False):
+        help += f" Default: {default}."
+    return help
+
+
 def _of_field(name: str, field: FieldInfo) -> inspect.Parameter:
     kinds = typing.get_args(field.annotation) or (field.annotation,)
-    several = typing.get_origin(field.annotation) is list
-    help = field.description or ""
-    if several:
-        help += " Repeatable."
-    default = field.default
-    if isinstance(default, float):
-        help += f" Default: {default:g}."
-    elif default not in (None, False, []):
-        help += f" Default: {default}."
+    help = help_of(field)
     extra = typing.cast("dict[str, Any]", field.json_schema_extra or {})
     if kinds == (bool,):
         return parameter(name, bool, help)
     return parameter(
         name,
-        list[str] if several else str,
+        list[str] if field.default == [] else str,
         help,
         *(["-m"] if name == "model" else []),
         metavar=extra["metavar"],
