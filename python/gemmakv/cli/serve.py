@@ -39,9 +39,9 @@ def serve(context: typer.Context, **flags: Any) -> None:
     Every option is also a variable (GEMMAKV_PORT) and a key of the --config
     file.
     """
-    given = read(flags)
-    with given.blaming():
-        _serve(context, given.settings)
+    given, places = read(flags)
+    with places.blaming():
+        _serve(context, given)
 
 
 def _serve(context: typer.Context, given: ServeSettings) -> None:

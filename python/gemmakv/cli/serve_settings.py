@@ -2,7 +2,7 @@
 
 `ServeSettings` is the one list of them. A value is the flag's, else the
 variable's, else the file's, else the default. `read` makes the settings, and
-`Given` says of each where its value stands.
+`Places` says where the value of each stands.
 """
 
 from __future__ import annotations
@@ -190,19 +190,29 @@ class ServeSettings(BaseSettings):
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
-    """Settings, and where their values stand.
+class Places:
+    """Where the values of settings stand.
 
     Attributes:
       flags: what the command line has, by the names of fields.
-      path: of the file.
       keys: the keys that the file has, by the names of fields.
+      path: of the file.
     """
 
-    settings: ServeSettings
     flags: Mapping[str, object]
-    path: str | None
     keys: Mapping[str, str]
+    path: object
+
+    def of(self, name: str) -> str:
+        """Gives the place of a field's value; "" if it is the default, or if
+        there is no such field.
+        """
+        if name in self.flags:
+            return flag_of(name)
+        variable = PREFIX + name.upper()
+        if name in ServeSettings.model_fields and os.environ.get(variable):
+            return variable
+        return f"{self.path}: {self.keys[name]}" if name in self.keys else ""
 
     @contextlib.contextmanager
     def blaming(self) -> Iterator[None]:
@@ -213,19 +223,20 @@ class Given:
             yield
         except (ValueError, OSError, GemmaKVError) as error:
             name = argument_of(error)
-            place = _place(name, self.flags, self.path, self.keys)
+            place = self.of(name)
             if not place or name in self.flags:
                 raise
             words = one_line(error)[len(name) :]
             raise Misplaced(place + words) from None
 
 
-def read(flags: Mapping[str, object]) -> Given:
+def read(flags: Mapping[str, object]) -> tuple[ServeSettings, Places]:
     """Reads the settings of a command line that has `flags`, of the variables
     and of the file that is named there. Raises Misplaced.
     """
-    path = flags.get("config") or os.environ.get(PREFIX + "CONFIG") or None
+    path = flags.get("config", os.environ.get(PREFIX + "CONFIG") or None)
     values, keys = ({}, {}) if path is None else _read_file(str(path))
+    places = Places(flags, keys, path)
 
     class FromAll(ServeSettings):
         @classmethod
@@ -245,8 +256,7 @@ def read(flags: Mapping[str, object]) -> Given:
     except ValidationError as error:
         details = error.errors()[0]
         name, *index = details["loc"]
-        place = _place(str(name), flags, path, keys) or str(name)
-        where = place + _in_list(index)
+        where = (places.of(str(name)) or str(name)) + _in_list(index)
         raise Misplaced(f"{where}: {refusal(details)}") from None
     for name in _GUARDS:
         variable = PREFIX + name.upper()
@@ -255,22 +265,7 @@ def read(flags: Mapping[str, object]) -> Given:
                 f"{variable}: expected a value, or no such variable, found "
                 "an empty one"
             )
-    return Given(settings, flags, path and str(path), keys)
-
-
-def _place(
-    name: str,
-    flags: Mapping[str, object],
-    path: object,
-    keys: Mapping[str, str],
-) -> str:
-    """Gives the place of a field's value; "" if it is the default."""
-    if name in flags:
-        return flag_of(name)
-    variable = PREFIX + name.upper()
-    if name in ServeSettings.model_fields and os.environ.get(variable):
-        return variable
-    return f"{path}: {keys[name]}" if name in keys else ""
+    return settings, places
 
 
 def _in_list(index: list[Any]) -> str:
@@ -282,7 +277,7 @@ def _read_file(path: str) -> tuple[dict[str, Any], dict[str, str]]:
     try:
         found = tomllib.loads(utf8_text(Path(path).read_bytes()))
     except OSError as error:
-        raise Misplaced(f"{path}: {error.strerror}") from None
+        raise Misplaced(f"{path or repr(path)}: {error.strerror}") from None
     except ValueError as error:
         raise Misplaced(f"{path}: {error}") from None
     types = get_type_hints(ServeSettings, include_extras=True)
