@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gemmakv._support.json import dict_of, loads
-from gemmakv.errors import unexpected
+from gemmakv.errors import unexpected, within
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -179,7 +179,7 @@ def messages_of(values: Messages, name: str = "messages") -> list[Message]:
         try:
             messages.append(_message(value))
         except ValueError as error:
-            raise ValueError(f"{name}[{i}].{error}") from None
+            raise within(f"{name}[{i}].", error) from None
         except TypeError:
             raise unexpected(
                 f"{name}[{i}]",

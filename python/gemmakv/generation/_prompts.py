@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv._support.text import check_unicode
-from gemmakv.errors import brief
+from gemmakv.errors import ArgumentError, brief
 from gemmakv.models._config import ModelConfig
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer, lacks_bos, with_bos
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 TokenArray = npt.NDArray[np.int32]
@@ -26,8 +26,7 @@ def prompt_ids(
     parse_special: bool,
     bos: bool = True,
 ) -> TokenArray:
-    """int32 [n]; a str gets BOS in front if `adds_bos` says so and `bos` is
-    true.
+    """int32 [n]; if `bos`, a str has one in front (`with_bos`).
 
     Raises ValueError that begins with `name` for what is no prompt.
     """
@@ -48,8 +47,8 @@ def prompt_ids(
             f"{max(ids)}, which the model has no row for; expected token ids "
             f"in [0, {config.vocab_size})"
         )
-    if bos and adds_bos(prompt, config, tokenizer, parse_special):
-        ids.insert(0, config.bos_id)
+    if bos:
+        ids = with_bos(ids, config.bos_id)
     return np.array(ids, np.int32)
 
 
@@ -62,13 +61,9 @@ def adds_bos(
     """Whether a prompt gets a BOS in front, for an empty conversation alone:
     a text does that does not begin with one itself.
     """
-    if not isinstance(prompt, str) or config.bos_id < 0:
-        return False
-    if not parse_special or tokenizer is None:
-        return True
-    name = tokenizer.piece_of(config.bos_id)
-    spelled = prompt.startswith(name)
-    return not spelled or tokenizer.encode(name, True) != [config.bos_id]
+    return isinstance(prompt, str) and lacks_bos(
+        prompt, tokenizer, config.bos_id, parse_special
+    )
 
 
 def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
@@ -76,27 +71,29 @@ def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
 
     Raises ValueError that begins with `name` for anything else.
     """
-    expected = (
-        f"{name}: expected a sequence of token ids in [0, {vocab_size})"
-    )
+
+    def wrong(shown: str | None = None) -> ArgumentError:
+        expected = f"a sequence of token ids in [0, {vocab_size})"
+        return ArgumentError(name, expected, tokens, shown=shown)
+
     if isinstance(tokens, (str, bytes, bytearray)):
-        raise ValueError(f"{expected}, found {type(tokens).__name__}")
+        raise wrong(type(tokens).__name__)
     try:
         ids = np.asarray(tokens)
     except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"{expected}, found {brief(tokens)}") from None
+        raise wrong() from None
     if ids.ndim != 1:
-        raise ValueError(f"{expected}, found {brief(tokens)}")
+        raise wrong()
     if ids.size == 0:
-        raise ValueError(f"{expected}, found none")
+        raise wrong("none")
     if ids.dtype.kind not in "iu":
-        raise ValueError(f"{expected}, found values of type {ids.dtype}")
+        raise wrong(f"values of type {ids.dtype}")
     if isinstance(tokens, (list, tuple)) and _BOOLS & set(map(type, tokens)):
         # Among integers NumPy takes them for 0 and 1.
         at = [type(one) in _BOOLS for one in tokens].index(True)
-        raise ValueError(f"{expected}, found {brief(tokens[at])} at index {at}")
+        raise wrong(f"{brief(tokens[at])} at index {at}")
     bad = (ids < 0) | (ids >= vocab_size)
     if bad.any():
         at = int(bad.argmax())
-        raise ValueError(f"{expected}, found {int(ids[at])} at index {at}")
+        raise wrong(f"{int(ids[at])} at index {at}")
     return np.ascontiguousarray(ids, np.int32)

@@ -46,7 +46,7 @@ from gemmakv.chat._templates import (
 from gemmakv.chat._tools import CallPart, tool_use
 from gemmakv.chat._transcript import Encoder, at_least
 from gemmakv.chat._turns import SYSTEM_ROLES
-from gemmakv.errors import CacheFullError, GemmaKVError, one_line
+from gemmakv.errors import CacheFullError, GemmaKVError, one_line, within
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import Generation, TopLogprobs
 from gemmakv.options import GenerationOptions
@@ -78,6 +78,7 @@ from gemmakv.server._requests import (
 )
 from gemmakv.server._settings import Settings
 from gemmakv.server._sink import Sink, Sum
+from gemmakv.tokenizers._tokenizer import with_bos
 
 # By which sliding layers are ahead of their window in a step, at most: blocks
 # that begin before it, and those of the step's own tokens.
@@ -1034,9 +1035,7 @@ class ChatService:
             if fits:
                 self.check_fits([Segment(prompt)], False)
             ids = self.tokenizer.encode(prompt, special)
-            if config.bos_id >= 0 and ids[:1] != [config.bos_id]:
-                ids.insert(0, config.bos_id)
-            found = np.array(ids, np.int32)
+            found = np.array(with_bos(ids, config.bos_id), np.int32)
         else:
             try:
                 found = np.asarray(prompt, np.int64)
@@ -1064,7 +1063,7 @@ class ChatService:
         try:
             GenerationOptions.check(options, self.gemma.config.vocab_size)
         except ValueError as error:
-            raise ValueError(f"default_{error}") from None
+            raise within("default_", error) from None
 
     def _row_options(
         self, options: dict[str, Any], ids: TokenArray, request: ChatRequest

@@ -37,6 +37,31 @@ def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
         )
 
 
+# The one rule of BOS, for prompts, conversations and servers alike: what begins
+# with one gets no other.
+
+
+def with_bos(ids: list[int], bos_id: int) -> list[int]:
+    """Puts a BOS before ids, unless they begin with one or the model has none
+    (`bos_id` < 0).
+    """
+    return ids if bos_id < 0 or ids[:1] == [bos_id] else [bos_id, *ids]
+
+
+def lacks_bos(
+    text: str, tokenizer: Tokenizer | None, bos_id: int, parse_special: bool
+) -> bool:
+    """Tells whether `with_bos` puts one before the ids of a text, which is not
+    encoded for it.
+    """
+    if bos_id < 0:
+        return False
+    if not parse_special or tokenizer is None:
+        return True  # no text has the ids of control tokens
+    name = tokenizer.piece_of(bos_id)
+    return not text.startswith(name) or tokenizer.encode(name, True) != [bos_id]
+
+
 class Tokenizer(abc.ABC):
     """Tokenizer of a model.
 

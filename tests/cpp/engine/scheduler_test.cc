@@ -1812,7 +1812,8 @@ TEST_F(SchedulerTest, ABadAnswerToWhatIsForcedFailsAlone) {
     if (says == Forcing::Says::kThrows) {
       EXPECT_EQ(error, "mine");
     } else if (says == Forcing::Says::kNoToken) {
-      EXPECT_NE(error.find("the guess is token 97"), std::string::npos);
+      EXPECT_NE(error.find("guess: expected a token id in 0..96, found 97"),
+                std::string::npos);
     } else {
       EXPECT_EQ(error, "");  // no more are taken than were asked for
     }
