@@ -85,6 +85,12 @@ def _paths(incomplete: str) -> list[str]:
     return sorted(found)
 
 
+def _check_model(name: str | None) -> str | None:
+    if name == "":
+        raise typer.BadParameter("expected a model, found ''")
+    return name
+
+
 def model_option(default: Any = ..., more: str = "") -> Any:
     """--model; required unless there is a default. `more` ends its help."""
     return typer.Option(
@@ -94,6 +100,7 @@ def model_option(default: Any = ..., more: str = "") -> Any:
         metavar="MODEL",
         help=MODEL_HELP + more,
         autocompletion=complete_model,
+        callback=_check_model,
     )
 
 

@@ -112,7 +112,8 @@ def line_of(error: Exception, places: Mapping[str, str]) -> tuple[str, int]:
     )
     if argument in places:
         line = places[argument] + line[len(argument) :]
-        at_fault = not isinstance(error, OSError)
+        # What a model lacks is found in its file.
+        at_fault = argument != "model" and not isinstance(error, OSError)
     return line, EXIT_USAGE if at_fault else EXIT_FAILURE
 
 
