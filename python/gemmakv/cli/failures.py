@@ -19,7 +19,13 @@ import typer
 
 from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, describe
 from gemmakv.cli.arguments import no_model
-from gemmakv.errors import ArgumentError, CacheFullError, GemmaKVError, brief
+from gemmakv.errors import (
+    ArgumentError,
+    CacheFullError,
+    GemmaKVError,
+    MismatchError,
+    brief,
+)
 
 _VARIABLE = re.compile("[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
 _ARGUMENT = re.compile("[a-z][a-z0-9_]*")
@@ -71,7 +77,7 @@ def argument_of(error: Exception) -> str:
     found = None
     if isinstance(error, ArgumentError):
         found = _ARGUMENT.match(error.argument)
-    elif type(error) is ValueError or (
+    elif type(error) in (ValueError, MismatchError) or (
         isinstance(error, OSError) and not error.strerror
     ):
         found = _LEADING.match(str(error))

@@ -18,7 +18,12 @@ from gemmakv.cli.failures import (  # noqa: E402
     refusal,
 )
 from gemmakv.cli.serve_settings import ServeSettings  # noqa: E402
-from gemmakv.errors import ArgumentError, GemmaKVError, unexpected  # noqa: E402
+from gemmakv.errors import (  # noqa: E402
+    ArgumentError,
+    GemmaKVError,
+    MismatchError,
+    unexpected,
+)
 from support import tiny_gguf  # noqa: E402
 
 NONE = "none.gguf"
@@ -143,6 +148,7 @@ PLACES = {"threads": "--threads", "max_tokens": "--max-tokens"}
     (OSError("threads: no such folder"), "--threads: no such folder", 1),
     (OSError(2, "No such file", "threads"), "threads: No such file", 1),
     (GemmaKVError("threads: not sound"), "threads: not sound", 1),
+    (MismatchError("threads: none here"), "--threads: none here", 2),
     (InputError("threads: expected a text"), "threads: expected a text", 1),
 ])  # fmt: skip
 def test_only_the_name_in_front_is_a_flag_s(
