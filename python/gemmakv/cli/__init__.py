@@ -16,7 +16,7 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPT = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE = 141  # 128 + SIGPIPE
-_PACKAGES = ("pydantic", "pydantic_settings", "rich", "typer")
+_PACKAGES = ("pydantic", "rich", "typer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

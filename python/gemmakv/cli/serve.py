@@ -28,7 +28,7 @@ EXAMPLES = examples(
     "gemmakv serve -m org/repo --host 0.0.0.0 --api-key-file keys.txt",
     "gemmakv serve --config server.toml --log-format json",
 )
-_NEEDED = ("starlette", "uvicorn", "msgspec")
+_NEEDED = ("pydantic_settings", "starlette", "uvicorn", "msgspec")
 _OFF = ("0", "off")
 
 
@@ -39,6 +39,7 @@ def serve(context: typer.Context, **flags: Any) -> None:
     Every option is also a variable (GEMMAKV_PORT) and a key of the --config
     file.
     """
+    _check_extra()
     given, places = read(flags)
     with places.blaming():
         _serve(context, given)
@@ -48,7 +49,6 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
     model = given.model
     if model is None:
         raise Misplaced(no_model())
-    _check_extra()
     from gemmakv.server import _run, _workers
     from gemmakv.server import _settings as settings_of
     from gemmakv.server._board import MOST_WORKERS

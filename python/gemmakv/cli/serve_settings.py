@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
 )
 
 from gemmakv._support.sizes import parse_bytes
@@ -51,7 +51,7 @@ def _text(value: Any) -> Any:
     return str(value) if type(value) is int else value
 
 
-Texts = Annotated[list[str], NoDecode, BeforeValidator(_words)]
+Texts = Annotated[list[str], BeforeValidator(_words)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Size = Annotated[str, BeforeValidator(_text)]
 
@@ -73,17 +73,12 @@ def _switch(description: str) -> Any:
     return Field(False, description=description)
 
 
-class ServeSettings(BaseSettings):
+class ServeSettings(BaseModel):
     """The options of the server. What the server itself checks, such as the
     range of a port, is not checked here.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX,
-        env_ignore_empty=True,
-        extra="forbid",
-        allow_inf_nan=False,
-    )
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     # fmt: off
     model: str | None = _option(None, "MODEL", MODEL_HELP)
@@ -234,11 +229,23 @@ def read(flags: Mapping[str, object]) -> tuple[ServeSettings, Places]:
     """Reads the settings of a command line that has `flags`, of the variables
     and of the file that is named there. Raises Misplaced.
     """
+    # Later: it takes a quarter of a second, which a help page need not.
+    from pydantic_settings import (
+        BaseSettings,
+        InitSettingsSource,
+        PydanticBaseSettingsSource,
+        SettingsConfigDict,
+    )
+
     path = flags.get("config", os.environ.get(PREFIX + "CONFIG") or None)
     values, keys = ({}, {}) if path is None else _read_file(str(path))
     places = Places(flags, keys, path)
 
-    class FromAll(ServeSettings):
+    class FromAll(ServeSettings, BaseSettings):
+        model_config = SettingsConfigDict(
+            env_prefix=PREFIX, env_ignore_empty=True, enable_decoding=False
+        )
+
         @classmethod
         def settings_customise_sources(
             cls,
