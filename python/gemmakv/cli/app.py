@@ -33,8 +33,8 @@ GROUPS = {"cache": "cache"}
 
 
 def make_app(arguments: Sequence[str]) -> typer.Typer:
-    """Makes the app with the command that the arguments begin with, or with all
-    commands.
+    """Makes the app with the command that the arguments begin with; with all
+    commands if they begin with none, and with none for --version.
     """
     app = typer.Typer(
         name="gemmakv",
@@ -47,7 +47,7 @@ def make_app(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_root)
     first = next(iter(arguments), "")
-    known = first in COMMANDS or first in GROUPS
+    known = first in (*COMMANDS, *GROUPS, "--version")
     for name, (place, function, examples) in COMMANDS.items():
         if name == first or not known:
             module = _module(place)
