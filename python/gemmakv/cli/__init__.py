@@ -16,6 +16,7 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPT = 130  # 128 + SIGINT, as shells have it
 EXIT_PIPE = 141  # 128 + SIGPIPE
+_PACKAGES = ("pydantic", "rich", "typer")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def _run(arguments: list[str]) -> int:
         from gemmakv.cli.app import run
         from gemmakv.cli.console import ReaderGone
     except ImportError as error:
-        if (error.name or "").split(".")[0] not in ("typer", "rich"):
+        if (error.name or "").split(".")[0] not in _PACKAGES:
             raise
         return fail(
             f"the command line needs the package {error.name}; install it "
@@ -86,7 +87,7 @@ def _prepare_streams() -> None:
 
 
 def describe(error: BaseException) -> str:
-    """One line for an error."""
+    """Gives one line for an error."""
     if isinstance(error, OSError) and error.strerror:
         name = error.filename
         text = error.strerror

@@ -1,4 +1,4 @@
-"""What several commands have in common: --model, --quantize, examples."""
+"""Flags and texts that several commands share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from gemmakv._support.arguments import choice, integer, quantize_target
 from gemmakv._support.extras import install_command
 from gemmakv._support.text import is_unicode, utf8_text
 from gemmakv.cache._kv_cache import KV_DTYPES
+from gemmakv.cli import EXIT_USAGE
 from gemmakv.models._aliases import ALIASES
 from gemmakv.models._forms import is_model_folder
 
@@ -49,8 +50,8 @@ MODEL_HELP = (
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """What a model's name that begins so may be: aliases, .gguf files and
-    folders of models.
+    """Completes the name of a model: to aliases, .gguf files and folders of
+    models.
 
     Other folders end with a slash. One that is the only choice gives its
     content instead: shells would put a space after it.
@@ -84,6 +85,12 @@ def _paths(incomplete: str) -> list[str]:
     return sorted(found)
 
 
+def _check_model(name: str | None) -> str | None:
+    if name == "":
+        raise typer.BadParameter("expected a model, found ''")
+    return name
+
+
 def model_option(default: Any = ..., more: str = "") -> Any:
     """--model; required unless there is a default. `more` ends its help."""
     return typer.Option(
@@ -93,6 +100,7 @@ def model_option(default: Any = ..., more: str = "") -> Any:
         metavar="MODEL",
         help=MODEL_HELP + more,
         autocompletion=complete_model,
+        callback=_check_model,
     )
 
 
@@ -100,7 +108,8 @@ MODEL = model_option()
 THREADS = typer.Option(
     None,
     metavar="N",
-    help="Default: all that it may use. Results do not depend on it.",
+    help="Number of threads. Default: all processors that may be used. Results "
+    "do not depend on it.",
 )
 
 
@@ -116,8 +125,8 @@ DRAFT = typer.Option(
     None,
     "--draft",
     metavar="MODEL",
-    help="A smaller model with the same vocabulary, which guesses what comes "
-    "next: the same text in less time.",
+    help="A smaller model with the same vocabulary that guesses the next "
+    "tokens: the same text in less time.",
     autocompletion=complete_model,
 )
 
@@ -128,7 +137,7 @@ def _check_quantize(value: str | None) -> str | None:
 
 
 def complete_quantize(incomplete: str) -> list[str]:
-    """What a value of --quantize that begins so may be."""
+    """Completes a value of --quantize."""
     names = _core.quantize_types()
     return [name for name in names if name.startswith(incomplete)]
 
@@ -178,7 +187,7 @@ QUANTIZE = typer.Option(
 SAMPLING_DEFAULTS = typer.Option(
     False,
     "--sampling-defaults",
-    help="Begin with the options that the model's files recommend.",
+    help="Start from the options that the model's files recommend.",
 )
 
 
@@ -187,8 +196,17 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "".join(f"  {line}\n" for line in lines)
 
 
+def show_help(context: typer.Context) -> None:
+    """Shows the page of a group of commands of which none is named, and exits
+    as for a command line that is wrong.
+    """
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(EXIT_USAGE)
+
+
 def no_model() -> str:
-    """One line for a command that was given no model."""
+    """Gives one line for a command that was given no model."""
     demo = next(iter(ALIASES))
     if importlib.util.find_spec(ALIASES[demo].package) is None:
         demo += f" (after: {install_command('demo')})"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import Any
 
 import typer
 
-from gemmakv._support.files import write_atomically
 from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import (
-    DRAFT,
     PIN_THREADS,
     QUANTIZE,
     THREADS,
@@ -22,15 +19,26 @@ from gemmakv.cli.arguments import (
 )
 from gemmakv.diagnostics import _bench as measure
 from gemmakv.diagnostics._profile import table_of
-from gemmakv.diagnostics._profile_plot import picture
 
 EXAMPLES = examples(
     "gemmakv bench",
     "gemmakv bench -m model.gguf --threads 4 --rounds 9",
     "gemmakv bench --json > bench.json",
-    "gemmakv bench --profile --plot profile.svg",
-    "gemmakv bench -m large.gguf --draft gemma-3-270m",
+    "gemmakv bench --profile",
 )
+
+
+def _moved(flag: str, tool: str) -> Any:
+    """Makes a flag of former versions, which names the tool that took over."""
+
+    def refuse(given: str | None) -> None:
+        if given is not None:
+            raise typer.BadParameter(
+                f"expected none, found {given!r}: {tool} of the sources does "
+                "that"
+            )
+
+    return typer.Option(None, flag, hidden=True, callback=refuse)
 
 
 def bench(
@@ -38,43 +46,27 @@ def bench(
     threads: int | None = THREADS,
     pin_threads: bool = PIN_THREADS,
     quantize: str | None = QUANTIZE,
-    draft: str | None = DRAFT,
+    draft: str | None = _moved("--draft", "tools/bench/speculation.py"),
     rounds: int = typer.Option(
-        5, metavar="N", help="Rounds that the medians are of."
+        5, metavar="N", help="Number of rounds; their medians are shown."
     ),
     no_packed_cache: bool = typer.Option(
         False, "--no-packed-cache", help="Load without a packed file."
     ),
     profile: bool = typer.Option(
-        False, "--profile", help="Also where the time of steps goes."
+        False, "--profile", help="Also show where the time of steps goes."
     ),
-    plot: str | None = typer.Option(
-        None, metavar="FILE", help="Draw that as SVG, too; for --profile."
-    ),
+    plot: str | None = _moved("--plot", "tools/bench/profile_plot.py"),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Measure speed and memory, as shares of what this machine could do.
 
     Prefill, decode, batches, loading and memory of a model, each as a share
     of what the measured bandwidth and arithmetic of the machine allow: a
-    token a step, without guesses. What these bring by lookup, and by a draft
-    model, is measured besides.
+    token a step, without guesses.
     """
-    if plot is not None and not profile:
-        raise typer.BadParameter(
-            "it draws what --profile measures: expected both",
-            param_hint="--plot",
-        )
-    # Before minutes of measuring. An empty path is this folder.
-    if plot is not None and (
-        Path(plot).is_dir() or not Path(plot).parent.is_dir()
-    ):
-        raise typer.BadParameter(
-            f"{plot!r}: expected a file in a folder that is there",
-            param_hint="--plot",
-        )
+    del draft, plot
     path = console.fetch(model)
-    guesses = console.load_draft(draft, path, threads, not no_packed_cache)
     with console.work_progress("measuring") as progress:
         report = measure.run(
             path,
@@ -84,12 +76,9 @@ def bench(
             packed_cache=not no_packed_cache,
             quantize=quantize,
             profile=profile,
-            draft=guesses,
             progress=progress,
         )
     report = dataclasses.replace(report, model=model)
-    if plot is not None:
-        write_atomically(plot, _picture(report).encode("utf-8"))
     if as_json:
         console.write(json.dumps(dataclasses.asdict(report)) + "\n")
     else:
@@ -108,21 +97,6 @@ def _render(report: measure.Report) -> str:
             _quantity(row.value, row.unit),
             _quantity(row.limit, row.unit),
             f"{100 * row.share:.0f} %",
-        )
-    guesses = console.table(
-        "speculation",
-        "with",
-        "without",
-        "ratio",
-        "guesses right, in all",
-    )
-    for spec in report.speculation:
-        guesses.add_row(
-            f"{spec.speculate}: {spec.name}",
-            _quantity(spec.tokens_per_s, "tokens/s"),
-            _quantity(spec.without_tokens_per_s, "tokens/s"),
-            f"{spec.ratio:.2f}",
-            f"{spec.accepted} of {spec.drafted}",
         )
     left_out = [
         f"left out, longer than the model's context: {name}"
@@ -147,16 +121,7 @@ def _render(report: measure.Report) -> str:
         *left_out,
         f"\n{report.parallel_loops_per_token:.0f} parallel loops for a "
         "decoded token\n",
-        guesses,
         *parts,
-    )
-
-
-def _picture(report: measure.Report) -> str:
-    return picture(
-        report.profile or [],
-        f"{report.model}: time of steps by part, {report.threads} threads, "
-        f"{report.cpu}",
     )
 
 

@@ -24,12 +24,11 @@ from gemmakv.cli import (
     fail,
 )
 from gemmakv.cli import describe as describe_error
-from gemmakv.cli.arguments import examples
+from gemmakv.cli.arguments import examples, show_help
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 
 app = typer.Typer(
     help="Look at saved conversations and at folders of the prefix cache.",
-    no_args_is_help=True,
     rich_markup_mode=None,
     epilog=examples(
         "gemmakv cache inspect talk.kv",
@@ -38,6 +37,7 @@ app = typer.Typer(
         "gemmakv cache stats ~/.cache/prefixes",
     ),
 )
+app.callback(invoke_without_command=True)(show_help)
 app.command(epilog=cache_folder.STATS_EXAMPLES)(cache_folder.stats)
 app.command(epilog=cache_folder.SWEEP_EXAMPLES)(cache_folder.sweep)
 app.command(epilog=cache_folder.CLEAR_EXAMPLES)(cache_folder.clear)
@@ -45,8 +45,8 @@ app.command(epilog=cache_warm.EXAMPLES)(cache_warm.warm)
 _FILE = typer.Argument(
     ...,
     metavar="FILE",
-    help="A conversation that KVCache.save wrote, or a session that "
-    "Session.save or /save of the chat did.",
+    help="A conversation saved by KVCache.save, or a session saved by "
+    "Session.save or by /save of the chat.",
 )
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _COMPARED = ("key", "value", "state")
@@ -80,7 +80,7 @@ def inspect(file: str = _FILE, as_json: bool = _JSON) -> None:
 def verify(file: str = _FILE, as_json: bool = _JSON) -> None:
     """Check every checksum of a saved conversation.
 
-    Says of each section where it lies and whether it is sound. The exit code
+    Shows for each section where it lies and whether it is sound. The exit code
     is 1 if one is not.
     """
     saved = _read(file)
@@ -220,7 +220,7 @@ def compare(a: str, b: str) -> dict[str, Any]:
 def _layer_difference(
     one: LayerView, other: LayerView, agreed: int
 ) -> dict[str, Any]:
-    """Of the positions that both hold and whose tokens agree so far."""
+    """Compares the positions that both hold and whose tokens agree so far."""
     ranges = [one.held_range, other.held_range]
     begin = max(r[0] for r in ranges)
     end = min([agreed, *(r[1] for r in ranges)])

@@ -15,6 +15,7 @@ from gemmakv._support.sizes import in_bytes
 from gemmakv.cache._folders import parse_folder
 from gemmakv.cli import console
 from gemmakv.cli.arguments import examples
+from gemmakv.cli.failures import InputError
 
 STATS_EXAMPLES = examples(
     "gemmakv cache stats ~/.cache/prefixes",
@@ -31,7 +32,7 @@ CLEAR_EXAMPLES = examples(
 _DIR = typer.Argument(
     ...,
     metavar="DIR[:BYTES]",
-    help="A folder of the prefix cache, and what it may take, as 20GiB.",
+    help="A folder of the prefix cache and its limit, as in ~/kv:20GiB.",
 )
 _JSON = typer.Option(False, "--json", help="Print JSON.")
 _NO_BUDGET = 1 << 62
@@ -39,7 +40,7 @@ _NO_BUDGET = 1 << 62
 
 def stats(folder: str = _DIR, as_json: bool = _JSON) -> None:
     """Show what a folder of the prefix cache holds."""
-    path, budget = parse_folder("DIR", folder)
+    path, budget = parse_folder("folder", folder)
     found = _core.FolderStore.describe(os.fsencode(path))
     document = {"folder": path, "budget": budget, **found}
     if as_json:
@@ -65,16 +66,16 @@ def stats(folder: str = _DIR, as_json: bool = _JSON) -> None:
 
 
 def sweep(folder: str = _DIR, as_json: bool = _JSON) -> None:
-    """Remove what is dead in a folder, and the least recently used.
+    """Remove what a folder does not need, or the least recently used.
 
-    Without BYTES, only what killed writers left and objects that nothing
-    leads to any more. With BYTES, the least recently used too, where all of
-    it takes more than 90 % of that.
+    Without BYTES, removes what killed processes left and objects that can no
+    longer be reached. With BYTES, also removes the least recently used objects
+    while the folder takes more than 90 % of BYTES.
     """
-    path, budget = parse_folder("DIR", folder)
+    path, budget = parse_folder("folder", folder)
     result = _open(path, budget).sweep()
     if not result.pop("swept"):
-        raise ValueError(f"{path}: another process sweeps it at this moment")
+        raise InputError(f"{path}: another process sweeps it at this moment")
     if as_json:
         console.write(json.dumps({"folder": path, **result}) + "\n")
         return
@@ -89,7 +90,7 @@ def clear(
     as_json: bool = _JSON,
 ) -> None:
     """Delete all that a folder of the prefix cache holds."""
-    path, _ = parse_folder("DIR", folder)
+    path, _ = parse_folder("folder", folder)
     found = _core.FolderStore.describe(os.fsencode(path))
     amount = f"{found['entries']:,} entries ({in_bytes(found['bytes'])})"
     if not yes:
@@ -103,7 +104,7 @@ def clear(
     store.clear()
     left = store.stats()["entries"]
     if left:
-        raise ValueError(f"{path}: {left:,} entries could not be deleted")
+        raise InputError(f"{path}: {left:,} entries could not be deleted")
     if as_json:
         removed = {name: found[name] for name in ("entries", "bytes")}
         console.write(json.dumps({"folder": path, "removed": removed}) + "\n")

@@ -17,6 +17,7 @@ from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL, QUANTIZE, THREADS, examples
+from gemmakv.cli.failures import InputError
 from gemmakv.generation._prompts import TokenArray, prompt_ids
 
 EXAMPLES = examples(
@@ -30,7 +31,7 @@ _FLUSH_S = 600.0
 
 @dataclasses.dataclass
 class _Warmed:
-    """What became of one prompt."""
+    """The result for one prompt."""
 
     prompt: str  # the file, or which --prompt
     tokens: int
@@ -43,8 +44,8 @@ def warm(
     folder: str = typer.Argument(
         ...,
         metavar="DIR[:BYTES]",
-        help="A folder for the prefix cache, and what it may take, as 20GiB; "
-        "made if there is none. On a memory file system, the shared tier.",
+        help="A folder for the prefix cache and its limit, as in ~/kv:20GiB; "
+        "created if missing. On a memory file system it is the shared tier.",
     ),
     files: list[Path] | None = typer.Argument(
         None, metavar="[FILE]...", help="Text files, each one prompt."
@@ -56,7 +57,8 @@ def warm(
     chat: bool = typer.Option(
         False,
         "--chat",
-        help="Each is the system text of chats: what all of these begin with.",
+        help="Each prompt is the system text of chats: compute what all of "
+        "these begin with.",
     ),
     threads: int | None = THREADS,
     quantize: str | None = QUANTIZE,
@@ -64,9 +66,9 @@ def warm(
 ) -> None:
     """Compute prompts now, so that later processes need not.
 
-    What begins like one of them is found by whoever uses the folder:
-    --prefix-cache-disk DIR, on a memory file system --prefix-cache-shared
-    DIR. Whole pages of 256 tokens are.
+    Processes that use the folder then have these beginnings of prompts, in
+    whole pages of 256 tokens: with --prefix-cache-disk DIR, or on a memory file
+    system with --prefix-cache-shared DIR.
     """
     prompts = [
         (f"prompt {i + 1}", text) for i, text in enumerate(prompt or ())
@@ -79,7 +81,7 @@ def warm(
         raise typer.BadParameter("expected a FILE or --prompt TEXT, found none")
     for name, text in prompts:
         if not text:
-            raise ValueError(f"{name}: expected a text, found nothing")
+            raise InputError(f"{name}: expected a text, found nothing")
     tier, cache = _open(folder)
     with cache:
         gemma = console.load(model, threads, True, quantize, cache)
@@ -99,7 +101,7 @@ def warm(
 
 
 def _open(folder: str) -> tuple[str, PrefixCache]:
-    path, size = parse_folder("DIR", folder)
+    path, size = parse_folder("folder", folder)
     _core.FolderStore(  # makes it, or says why it cannot be one
         path, tier="disk", mapped=False, budget_bytes=size or 1
     )
@@ -111,7 +113,9 @@ def _open(folder: str) -> tuple[str, PrefixCache]:
 
 
 def _ids(gemma: Gemma, name: str, text: str, chat: bool) -> TokenArray:
-    """Of a text, or of what all chats begin with that have it as system."""
+    """Gives the tokens of a text, or of the beginning of all chats that have it
+    as their system text.
+    """
     if not chat:
         ids, _ = prompt_ids(name, text, gemma.config, gemma.tokenizer, False)
         return ids
@@ -135,13 +139,13 @@ def _warm(
     failed = after.failed_writes[tier] - before.failed_writes[tier]
     lost = after.dropped - before.dropped
     if failed or lost or not flushed:
-        raise ValueError(
+        raise InputError(
             f"{name}: {failed + lost + after.queued} objects could not be "
             "written (is the file system full, or BYTES of DIR:BYTES too few?)"
         )
     evicted = after.evictions[tier] - before.evictions[tier]
     if evicted:
-        raise ValueError(
+        raise InputError(
             f"{name}: {evicted} objects went for its own, expected a folder "
             "that may take all prompts (DIR:BYTES)"
         )

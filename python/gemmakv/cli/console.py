@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -27,6 +27,7 @@ from gemmakv._support.sizes import in_bytes
 from gemmakv._support.text import utf8_text
 from gemmakv.cache._prefix import PrefixCache
 from gemmakv.chat._gemma import Gemma
+from gemmakv.cli.failures import InputError
 from gemmakv.models import _catalog as models
 from gemmakv.models._aliases import ALIASES
 
@@ -103,7 +104,7 @@ def stdin() -> BinaryIO:
 
 
 def read_stdin() -> bytes:
-    """All of stdin. Raises ValueError where it has no end, as `lines` does."""
+    """Reads all of stdin; raises ValueError if it has no end, as `lines`."""
     return _check_size("stdin", stdin().read(_MAX_TEXT_BYTES + 1))
 
 
@@ -115,7 +116,7 @@ def prompt_of(what: str, data: bytes) -> str:
     try:
         text = utf8_text(data)
     except ValueError as error:
-        raise ValueError(f"{what}: {error}") from None
+        raise InputError(f"{what}: {error}") from None
     return text.removesuffix("\n").removesuffix("\r")
 
 
@@ -129,7 +130,7 @@ def lines() -> Iterator[bytes]:
 
 def _check_size(what: str, data: bytes) -> bytes:
     if len(data) > _MAX_TEXT_BYTES:
-        raise ValueError(
+        raise InputError(
             f"{what}: expected at most {_MAX_TEXT_BYTES:,} bytes, found more"
         )
     return data
@@ -215,7 +216,7 @@ def load(
             draft=guesses,
         )
     if gemma.config.target_hidden:
-        raise ValueError(
+        raise InputError(
             f"{model}: expected a model that writes text, found a drafter: "
             "name the model that it guesses for, with this one as --draft"
         )
@@ -228,6 +229,20 @@ def load(
             "and deletes them"
         )
     return gemma
+
+
+def with_sampling_defaults(
+    gemma: Gemma, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Adds what the model's files recommend to options, which take precedence.
+
+    Raises InputError for what they recommend and cannot be: no flag is at
+    fault then.
+    """
+    try:
+        return {**gemma.sampling_defaults, **options}
+    except ValueError as error:
+        raise InputError(f"the model's files recommend {error}") from None
 
 
 def fetch_draft(draft: str, path: str) -> str:
@@ -247,7 +262,7 @@ def load_draft(
     threads: int | None = None,
     packed_cache: bool = True,
 ) -> Gemma | None:
-    """What --draft names, if anything, for the model at `target`."""
+    """Loads the model of --draft, if any, for the model at `target`."""
     if model is None:
         return None
     path = fetch_draft(model, target)

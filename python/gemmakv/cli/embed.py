@@ -28,6 +28,8 @@ from gemmakv.cli.arguments import (
     optional_text_of,
     texts_of,
 )
+from gemmakv.cli.failures import InputError
+from gemmakv.errors import unexpected
 
 EXAMPLES = examples(
     'gemmakv embed -m org/repo --prompt query "What is a fork?"',
@@ -47,36 +49,36 @@ def embed(
         None,
         metavar="[TEXT]...",
         callback=texts_of,
-        help="Texts; - alone reads one from each line of stdin.",
+        help="The texts; a single - reads one from each line of stdin.",
     ),
     model: str = MODEL,
     file: str | None = typer.Option(
-        None, metavar="FILE", help="Read a text from each line of it instead."
+        None, metavar="FILE", help="Read the texts from a file's lines instead."
     ),
     dim: int | None = typer.Option(
         None,
         metavar="N",
-        help="Length of the vectors, one that the model is trained for; "
-        "default: the whole one.",
+        help="Length of the vectors, one that the model was trained for. "
+        "Default: the full length.",
     ),
     prompt: str | None = typer.Option(
         None,
         metavar="NAME",
         callback=optional_text_of,
-        help="What stands before a text: a name that the model knows, such as "
+        help="What precedes each text: a name that the model knows, such as "
         "query or document, or a text with {text} in it.",
     ),
     pooling: str | None = typer.Option(
         None,
         metavar="NAME",
-        help="For models that write text: mean or last, which of their hidden "
-        "states.",
+        help="For models that write text: use the mean of the hidden states, "
+        "or the last.",
     ),
     output: str | None = typer.Option(
         None,
         metavar="FILE",
-        help="Write there: a NumPy array [texts, dim] if the name ends with "
-        ".npy, else JSON lines.",
+        help="Write to a file: a NumPy array [texts, dim] if its name ends "
+        "with .npy, else JSON lines.",
     ),
     threads: int | None = THREADS,
     pin_threads: bool = PIN_THREADS,
@@ -127,7 +129,7 @@ def _write(rows: Iterator[Row], target: Path | None) -> None:
 
 def _input_path(given: str | None) -> Path | None:
     if given == "":
-        raise typer.BadParameter("--file: expected a path, found ''")
+        raise unexpected("file", "a path", given)
     return None if given is None else Path(given)
 
 
@@ -136,7 +138,7 @@ def _output_path(given: str | None) -> Path | None:
     if given is None:
         return None
     if given == "":
-        raise typer.BadParameter("--output: expected a path, found ''")
+        raise unexpected("output", "a path", given)
     path = Path(given)
     code = None
     if path.is_dir():
@@ -176,11 +178,11 @@ def _counted(error: ValueError, before: int) -> ValueError:
     if named is None:
         return error
     number = before + int(named[1]) + 1
-    return ValueError(f"text {number}: {str(error)[named.end() :]}")
+    return InputError(f"text {number}: {str(error)[named.end() :]}")
 
 
 def _texts(texts: list[str] | None, file: Path | None) -> Iterator[str]:
-    """One by one. Raises ValueError naming a line that is empty."""
+    """Gives the texts one by one; raises ValueError naming an empty line."""
     if texts and texts != ["-"]:
         yield from texts
         return
@@ -191,12 +193,12 @@ def _texts(texts: list[str] | None, file: Path | None) -> Iterator[str]:
     for number, line in enumerate(lines, 1):
         text = console.prompt_of(f"{name}: line {number}", line)
         if not text:
-            raise ValueError(
+            raise InputError(
                 f"{name}: line {number}: expected a text, found an empty one"
             )
         yield text
     if number == 0:
-        raise ValueError(f"{name}: expected a text on each line, found none")
+        raise InputError(f"{name}: expected a text on each line, found none")
 
 
 def _line(index: int, text: str, vector: npt.NDArray[np.float32]) -> str:

@@ -53,7 +53,7 @@ def generate(
         None,
         metavar="N",
         callback=check_capacity_tokens,
-        help="Limit of the conversation; default: the model's context.",
+        help="Most tokens of the conversation. Default: the model's context.",
     ),
     kv_dtype: str = typer.Option(
         "bf16",
@@ -85,7 +85,7 @@ def generate(
     if not as_json and (options.keys() & {"logprobs", "top_logprobs"}):
         raise typer.BadParameter("--logprobs and --top-logprobs need --json")
     if options.get("speculate") == "draft" and draft is None:
-        raise ValueError("--speculate: expected a --draft, found none")
+        raise ValueError("speculate: expected a --draft, found none")
     text = prompt
     if prompt == "-":
         text = console.prompt_of("stdin", console.read_stdin())
@@ -108,7 +108,7 @@ def generate(
             notes.add,
         )
         if sampling_defaults:
-            options = {**gemma.sampling_defaults, **options}
+            options = console.with_sampling_defaults(gemma, options)
         GenerationOptions.check(options, gemma.config.vocab_size)
         cache = gemmakv.create_kv_cache(
             gemma,

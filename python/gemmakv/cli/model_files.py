@@ -1,4 +1,4 @@
-"""What the files of a model state, as JSON has it."""
+"""The contents of a model's files, as JSON has them."""
 
 from __future__ import annotations
 

@@ -56,12 +56,12 @@ def describe(config: ModelConfig) -> dict[str, Any]:
 
 
 def describe_all() -> list[dict[str, Any]]:
-    """All named types, in the order of their enumeration."""
+    """Describes all named types, in the order of their enumeration."""
     return [describe(ModelConfig.from_name(t.value)) for t in ModelType]
 
 
 def render(types: list[dict[str, Any]]) -> str:
-    """What `describe_all` gives, as tables."""
+    """Makes tables of what `describe_all` gives."""
     shapes = console.table(
         "model type", "layers", "full", "sliding", "recurrent", "window",
         "context",

@@ -14,6 +14,7 @@ from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples
 from gemmakv.cli.chat.table import count
+from gemmakv.cli.failures import InputError
 from gemmakv.models import _local as local
 from gemmakv.models._local import LocalModel
 from gemmakv.models._split import parts_of
@@ -85,7 +86,7 @@ def rm(
     names: list[str] = typer.Argument(
         ...,
         metavar="MODEL...",
-        help="As `gemmakv list` names them.",
+        help="Names as `gemmakv list` shows them.",
         autocompletion=_complete_local,
     ),
     yes: bool = typer.Option(False, "--yes", "-y", help="Do not ask."),
@@ -97,7 +98,7 @@ def rm(
     for name in dict.fromkeys(names):
         found = [one for one in here if name in (one.name, one.path)]
         if not found:
-            raise ValueError(
+            raise InputError(
                 f"{name or repr(name)}: no such model is here; `gemmakv list` "
                 "lists what there is"
             )

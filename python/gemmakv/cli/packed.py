@@ -14,6 +14,7 @@ from gemmakv._support.sizes import in_bytes
 from gemmakv.cli import console
 from gemmakv.cli.arguments import examples
 from gemmakv.cli.chat.table import count
+from gemmakv.cli.failures import InputError
 from gemmakv.errors import CorruptFile
 from gemmakv.models import _packed as packed
 from gemmakv.models._aliases import ALIASES
@@ -29,19 +30,21 @@ EXAMPLES = examples(
 
 def packed_files(
     folder: Path | None = typer.Option(
-        None, metavar="PATH", help="Default: the user's cache folder."
+        None,
+        metavar="PATH",
+        help="Look in this folder. Default: the user's cache folder.",
     ),
     clear: bool = typer.Option(
         False,
         "--clear",
-        help="Delete them. Safe at any time: they are made again as needed.",
+        help="Delete all. Safe at any time: they are made again when needed.",
     ),
     remove: str | None = typer.Option(
         None,
         "--remove",
         metavar="NAME",
-        help="Delete those of one model: its name, its path, a file's name, or "
-        "a beginning that only one model's have.",
+        help="Delete those of one model, by its name, its path, the name of a "
+        "file, or the beginning of a name that only one model has.",
     ),
     expire: bool = typer.Option(
         False,
@@ -53,7 +56,7 @@ def packed_files(
     verify: bool = typer.Option(
         False,
         "--verify",
-        help="Compare every byte with the files' own hashes.",
+        help="Compare every byte with the hashes in the files.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -70,7 +73,7 @@ def packed_files(
         )
     deletes = clear or expire or remove is not None
     if clear + expire + verify + (remove is not None) > 1:
-        raise ValueError(
+        raise typer.BadParameter(
             "--clear, --remove, --expire and --verify: expected one of them"
         )
     files = packed.expire(folder) if expire else packed.files(folder)
@@ -118,12 +121,12 @@ def _named(
     found = [file for file in files if name and _begins(file, name)]
     models = sorted({_model_of(file) for file in found})
     if len(models) > 1:
-        raise ValueError(
+        raise InputError(
             f"{name}: expected the name of one model, found a beginning of "
             + ", ".join(models)
         )
     if not found:
-        raise ValueError(
+        raise InputError(
             f"{name or repr('')}: no packed file of that name; "
             "`gemmakv packed` lists what there is"
         )

@@ -19,6 +19,7 @@ from gemmakv.cache._folders import (
 from gemmakv.cache._prefix import PrefixCache
 from gemmakv.cli import describe
 from gemmakv.cli.console import Tell, write_note
+from gemmakv.cli.failures import Misplaced
 from gemmakv.errors import GemmaKVError
 
 __all__ = [
@@ -42,36 +43,37 @@ RAM = typer.Option(
     None,
     "--prefix-cache-ram",
     metavar="SIZE",
-    help="Memory for what prompts have in common, as 2GiB; 0: none. Default: "
-    "1GiB, at most a 16th of the memory.",
+    help="Memory for the common beginnings of prompts, as 2GiB; 0: none. "
+    "Default: 1GiB, at most a 16th of the memory.",
 )
 SHARED = typer.Option(
     None,
     "--prefix-cache-shared",
     metavar="DIR[:SIZE]",
-    help="Share it with other processes: a folder on a memory file system, "
-    "or default; none: with nobody.",
+    help="Share the prefix cache with other processes in a folder on a memory "
+    "file system, or default; none: do not share it.",
 )
 DISK = typer.Option(
     None,
     "--prefix-cache-disk",
     metavar="DIR[:SIZE]",
-    help="Keep it for later starts in a folder; none: nowhere.",
+    help="Keep the prefix cache for later starts in a folder; none: do not "
+    "keep it.",
 )
 CHAT_DISK = typer.Option(
     None,
     "--prefix-cache-disk",
     metavar="DIR[:SIZE]",
-    help="Keep it for later starts in this folder; none: nowhere. Default: "
-    "the user's cache folder, with 10 % of what is free on its disk, at most "
-    "50GiB.",
+    help="Keep the prefix cache for later starts in a folder; none: do not "
+    "keep it. Default: the user's cache folder, with 10 % of the free space of "
+    "its disk, at most 50GiB.",
 )
 REMOTE = typer.Option(
     None,
     "--prefix-cache-remote",
     metavar="URL",
-    help="Share it with other hosts: redis://, valkey:// or s3://. The "
-    f"variable {_SECRET} has the secret.",
+    help="Share the prefix cache with other hosts: redis://, valkey:// or "
+    f"s3://. The variable {_SECRET} has the secret that signs its values.",
 )
 
 
@@ -83,7 +85,8 @@ def open_prefix_cache(
     default_disk: bool = False,
     tell: Tell = write_note,
 ) -> Opened:
-    """What the flags ask for; True: the default.
+    """Opens what the flags ask for; True stands for the default. An error
+    begins with the name of the flag's parameter.
 
     With `default_disk`, where they say nothing of a disk, there is one in the
     user's cache folder if that can be: it is opened, or made, by the function
@@ -133,19 +136,15 @@ def open_prefix_cache(
         words = describe(error)
         for name, folder in folders.items():
             if folder is not True and words.startswith(str(folder)):
-                # Of a folder, not of the command line: another exit code.
-                raise OSError(f"--prefix-cache-{name}: {words}") from None
-        if isinstance(error, OSError):
-            raise
-        name, colon, words = str(error).partition(": ")
+                # The folder is at fault: not a ValueError.
+                raise OSError(f"prefix_cache_{name}: {words}") from None
+        name, _, words = words.partition(": ")
         if name == "remote_secret":
-            raise typer.BadParameter(_SECRET + colon + words) from None
+            raise Misplaced(f"{_SECRET}: {words}") from None
         name = name.removesuffix("_bytes")
         if name not in ("ram", "shared", "disk", "remote"):
             raise
-        raise typer.BadParameter(
-            f"--prefix-cache-{name}{colon}{words}"
-        ) from None
+        raise ValueError(f"prefix_cache_{name}: {words}") from None
 
 
 def wanted(tier: str | None) -> str | None:

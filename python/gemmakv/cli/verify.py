@@ -13,6 +13,7 @@ from gemmakv.cli import EXIT_FAILURE, console
 from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
 from gemmakv.diagnostics import _reference
 from gemmakv.diagnostics import _verify as check
+from gemmakv.errors import unexpected
 
 EXAMPLES = examples(
     "gemmakv verify",
@@ -29,13 +30,14 @@ def verify(
     tokens: int | None = typer.Option(
         None,
         metavar="N",
-        help="How many to compute; default: enough to leave the sliding "
-        "window, fewer on slow machines.",
+        help="Number of tokens to compute. Default: enough to leave the "
+        "sliding window, fewer on slow machines.",
     ),
     kv_dtype: str | None = typer.Option(
         None,
         metavar="TYPE",
-        help="f32, bf16 or int8; default: bf16, with --reference f32.",
+        help="How keys and values are stored: f32, bf16 or int8. Default: "
+        "bf16; f32 with --reference.",
     ),
     threads: int | None = THREADS,
     quantize: str | None = QUANTIZE,
@@ -48,8 +50,8 @@ def verify(
     limit: float | None = typer.Option(
         None,
         metavar="KL",
-        help="With --reference: the mean KL, in nats, up to which it agrees; "
-        "default: 0.01.",
+        help="With --reference: the largest mean KL, in nats, that counts as "
+        "agreement. Default: 0.01.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> int:
@@ -72,7 +74,9 @@ def verify(
             _LIMIT if limit is None else limit, as_json,
         )  # fmt: skip
     if limit is not None:
-        raise typer.BadParameter("--limit: expected with --reference alone")
+        raise typer.BadParameter(
+            "expected it with --reference alone", param_hint="--limit"
+        )
     with console.work_progress("verifying") as progress:
         report = check.run(
             path,
@@ -103,7 +107,7 @@ def _against(
     as_json: bool,
 ) -> int:
     if not limit >= 0:
-        raise typer.BadParameter(f"--limit: expected at least 0, found {limit}")
+        raise unexpected("limit", "a number of at least 0", limit)
     try:
         with console.work_progress("comparing") as progress:
             report = _reference.against(
@@ -116,7 +120,7 @@ def _against(
                 progress=progress,
             )
     except ModuleNotFoundError as error:
-        raise typer.BadParameter(f"--reference: {error}") from None
+        raise ValueError(f"reference: {error}") from None
     report = dataclasses.replace(report, model=model)
     agrees = report.mean_kl <= limit
     if as_json:
@@ -152,7 +156,7 @@ def _render_reference(report: _reference.ReferenceReport, limit: float) -> str:
     ]
     if report.differences:
         other = console.table(
-            "position", "behind", "reference", "p", "found", "p", left=3
+            "position", "after", "reference", "p", "found", "p", left=3
         )
         for one in report.differences:
             other.add_row(

@@ -1,1 +1,1 @@
-"""Whether a machine computes right, and how fast."""
+"""Checks that a machine computes right, and measures how fast it is."""

@@ -28,7 +28,6 @@ from gemmakv.cache._kv_cache import create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.diagnostics._profile import Profile, profile_of
-from gemmakv.diagnostics._speculation import TEXTS, Comparison, Speculation
 from gemmakv.errors import GemmaKVError
 from gemmakv.generation._options import core_options
 from gemmakv.generation._profile import StepProfile
@@ -49,7 +48,7 @@ Pair = tuple[float, float]  # what was measured, the machine's limit
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the machine did at most, with as many threads as the model."""
+    """The most that the machine did, with as many threads as the model."""
 
     read_bytes_per_s: float
     int8_ops_per_s: float
@@ -87,15 +86,13 @@ class Report:
     rows: list[Row]
     # Names of rows that are longer than the model's context.
     left_out: list[str]
-    # The rows are without guesses.
-    speculation: list[Speculation]
     # Where the time of steps went, if that was asked for.
     profile: list[Profile] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What a step of a model has to do at least, by its matrices.
+    """The least work of a step of a model, by its matrices.
 
     Attention, norms and sampling come on top; they are not in the limit.
     """
@@ -136,9 +133,9 @@ def work_of(gemma: Gemma) -> Work:
 
 
 def _is_late(name: str, config: _core.ModelConfig) -> bool:
-    """Whether a matrix is multiplied for rows that get logits alone: it is of a
-    layer behind the last one with keys and values of its own, or of that one
-    and makes none of them. A recurrent layer is computed for all rows.
+    """Tells whether a matrix is multiplied for rows that get logits alone: it
+    is of a layer after the last one with keys and values of its own, or of that
+    one and makes none of them. A recurrent layer is computed for all rows.
     """
     parts = name.split(".")
     if parts[0] != "blk":
@@ -161,7 +158,6 @@ class Bench:
         packed_cache: bool,
         quantize: str | None,
         profile: bool = False,
-        draft: Gemma | None = None,
         pin_threads: bool = False,
     ):
         self.path = path
@@ -175,13 +171,8 @@ class Bench:
             threads=threads,
             prefix_cache=False,
             profile=profile,
-            draft=draft,
             **self.options,
         )
-        ways = ["lookup"] if draft is None else ["lookup", "draft"]
-        self.comparisons = [
-            Comparison(self.gemma, text, way) for way in ways for text in TEXTS
-        ]
         self.threads = self.gemma.threads
         self.work = work_of(self.gemma)
         self.probe = _core.MachineProbe(self.threads)
@@ -250,7 +241,7 @@ class Bench:
         return self._in_own_process()["peak_bytes"], self.work.read_bytes
 
     def _in_own_process(self) -> dict[str, float]:
-        """What `child` tells."""
+        """Gives what `child` prints."""
         document = {
             "model": self.path,
             "threads": self.threads,
@@ -315,28 +306,24 @@ def run(
     packed_cache: bool = True,
     quantize: str | None = None,
     profile: bool = False,
-    draft: Gemma | None = None,
     progress: Progress = None,
 ) -> Report:
-    """Measures a model; half a minute for one of 270M parameters.
+    """Measures a model without guesses; half a minute for one of 270M
+    parameters.
 
-    With `draft` also what its guesses bring, and with `profile` where the time
-    of its steps goes. `progress` is told of measurements. Raises what
-    `Gemma.load` raises, and ValueError for bad arguments.
+    With `profile` also measures where the time of its steps goes. `progress`
+    is told of measurements. Raises what `Gemma.load` raises, and ValueError for
+    bad arguments.
     """
     callback = as_callback(progress, "measuring")
     count = integer("rounds", rounds, 1)
     quantize_target(quantize)  # before anything is fetched
     path = models.resolve(model)
-    bench = Bench(
-        path, threads, packed_cache, quantize, profile, draft, pin_threads
-    )
+    bench = Bench(path, threads, packed_cache, quantize, profile, pin_threads)
     measures = _measures(bench)
     results: dict[str, list[Pair]] = {name: [] for name in measures}
     watch = _Watch(bench) if profile else None
-    comparisons = bench.comparisons
-    a_round = len(measures) + len(comparisons)
-    total = (count + 1) * a_round
+    total = (count + 1) * len(measures)
     # The first round warms up caches and threads; it does not count.
     for number in range(count + 1):
         for at, (name, measure) in enumerate(measures.items()):
@@ -346,13 +333,7 @@ def run(
             if watch is not None:
                 watch.note(name, counts=number > 0)
             if callback is not None:
-                callback(number * a_round + at + 1, total)
-        for at, comparison in enumerate(comparisons, len(measures)):
-            comparison.measure(number)
-            if callback is not None:
-                callback(number * a_round + at + 1, total)
-        if watch is not None:
-            watch.skip()
+                callback(number * len(measures) + at + 1, total)
     cpu = cpu_info()
     return Report(
         model=os.fspath(model),
@@ -372,7 +353,6 @@ def run(
             for tokens in PREFILL_TOKENS
             if _prefill(tokens) not in measures
         ],
-        speculation=[comparison.result() for comparison in comparisons],
         profile=None if watch is None else watch.profiles(),
     )
 
@@ -396,10 +376,6 @@ class _Watch:
         known = self._found.get(name)
         self._found[name] = found if known is None else known + found
 
-    def skip(self) -> None:
-        """What came since the last call is no measurement's."""
-        self._last = self._bench.gemma.profile()
-
     def profiles(self) -> list[Profile]:
         return [
             profile_of(name, self._wall_s[name], found, _phase_of(name))
@@ -412,7 +388,7 @@ def _phase_of(name: str) -> str:
 
 
 def _measures(bench: Bench) -> dict[str, Callable[[], Pair]]:
-    """What makes a round, by name."""
+    """Gives the measurements of a round, by name."""
     context = bench.gemma.config.context_length
     measures: dict[str, Callable[[], Pair]] = {}
     for tokens in PREFILL_TOKENS:

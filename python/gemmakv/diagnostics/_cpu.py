@@ -1,4 +1,4 @@
-"""What the processor offers and what the kernels use of it."""
+"""The features of the processor, and those that the kernels use."""
 
 from __future__ import annotations
 

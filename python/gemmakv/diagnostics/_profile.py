@@ -13,11 +13,11 @@ _LEAST = 0.0005
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Of the steps of one measurement, all rounds together.
+    """The time of the steps of one measurement, all rounds together.
 
-    `seconds` are those of the steps, of which `parts` are the parts, and
-    `serial` what of them left the other threads without work. `between_s` is
-    what the calls took besides that made the steps.
+    `seconds` is that of the steps, `parts` says how it is divided, and
+    `serial` how much of each part left the other threads without work.
+    `between_s` is the time of the calls outside of their steps.
     """
 
     name: str
@@ -33,8 +33,9 @@ class Profile:
 def profile_of(
     name: str, wall_s: float, found: StepProfile, phase: str
 ) -> Profile:
-    """Of the steps of one phase, "prefill" or "decode". Others took part of the
-    `wall_s` that the calls took, too, as the first step of a conversation.
+    """Makes the profile of the steps of one phase, "prefill" or "decode". Other
+    steps, such as the first one of a conversation, also took part of the
+    `wall_s` of the calls.
     """
     between_s = max(0.0, wall_s - sum(p.seconds for _, p in found.phases()))
     p: PhaseProfile = getattr(found, phase)

@@ -56,7 +56,7 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class ReferenceReport:
-    """What `against` found.
+    """The result of `against`.
 
     Attributes:
       model: as it was given.
@@ -108,7 +108,7 @@ def against(
         GGUF file of an architecture that it reads. The same weights, or those
         that `model` was made from.
       tokens: how many to compare; default 256. They are sampled from the model
-        (seed 0, temperature 1), behind its beginning-of-sequence token.
+        (seed 0, temperature 1), after its beginning-of-sequence token.
       kv_dtype: how keys and values are stored: "f32", "bf16" or "int8".
       threads: of both; default: as for `Gemma.load`.
       quantize: as for `Gemma.load`.
@@ -171,7 +171,7 @@ def against(
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """Of each position: float64 [n] but for tokens, int64 [n].
+    """Values of each position: float64 [n], and int64 [n] for tokens.
 
     Attributes:
       kl: KL(reference || found) in nats.
@@ -191,8 +191,8 @@ class Compared:
 
 
 def compare(reference: Logits, found: Logits) -> Compared:
-    """Of logits [n, vocab_size]. Raises ValueError for logits that are not
-    finite.
+    """Compares logits [n, vocab_size]. Raises ValueError for logits that are
+    not finite.
     """
     columns: list[list[npt.NDArray[Any]]] = [[] for _ in range(6)]
     for begin in range(0, len(reference), _CHUNK):
@@ -237,7 +237,7 @@ def _log_softmax(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _sampled(gemma: Gemma, count: int) -> npt.NDArray[np.int32]:
-    """Token ids [count]: what the model writes behind its first token."""
+    """Samples token ids [count] that follow the first token."""
     first = max(gemma.config.bos_id, 0)
     said = gemma.generate(
         create_kv_cache(gemma.config, count),

@@ -58,7 +58,7 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `run` found.
+    """The result of `run`.
 
     Attributes:
       model: as it was given.
@@ -201,7 +201,7 @@ def _check_all(
 
 
 def _plan(load: Callable[..., Gemma], case: Case) -> list[_Task]:
-    """All ways; those of the best target's arithmetic first."""
+    """Gives all ways; those of the best target's arithmetic first."""
     usual = case.gemma.threads
     first, chunked, *others = ways_of(case)
     best, *targets = cpu_info()["targets"]

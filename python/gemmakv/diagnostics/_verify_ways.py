@@ -70,12 +70,12 @@ class Case:
 
     @property
     def body(self) -> Tokens:
-        """All before the probe."""
+        """The tokens before the probe."""
         return np.concatenate([self.prompt, self.sampled])
 
     @property
     def kept(self) -> int:
-        """What a rewind within the body keeps."""
+        """The number of tokens that a rewind within the body keeps."""
         return len(self.prompt) // 4
 
     def new_cache(self) -> KVCache:
@@ -123,7 +123,7 @@ class Way:
 
 
 def ways_of(case: Case) -> list[Way]:
-    """All ways that need one model object; the first is the reference."""
+    """Gives all ways that need one model object; the first is the reference."""
     window = case.gemma.config.sliding_window
     distance = len(case.junk) or len(case.body) - case.kept
     rewind = f"rewind of {distance:,}"

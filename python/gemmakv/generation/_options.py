@@ -123,7 +123,7 @@ class _Keywords(
         Integer(), 256, "tokens to sample at most",
         "0 computes the prompt only.")]
     min_tokens: Annotated[_Int, Option(
-        Integer(), 0, "tokens that come before any end",
+        Integer(), 0, "tokens before the text may end",
         "None of the first so many tokens is eos or a stop token, nor "
         "completes a stop string that counts. max_tokens, the capacity and "
         "the deadline end a text even so.")]
@@ -133,9 +133,11 @@ class _Keywords(
     top_k: Annotated[_Int, Option(
         Integer(), 0, "sample among the k likeliest; 0 is off")]
     top_p: Annotated[_Float, Option(
-        Number(0, 1, above=True), 1.0, "... that hold this share; 1 is off")]
+        Number(0, 1, above=True), 1.0,
+        "sample among the likeliest that hold this share; 1 is off")]
     min_p: Annotated[_Float, Option(
-        Number(0, 1), 0.0, "... of at least this share of the likeliest")]
+        Number(0, 1), 0.0,
+        "sample among those of at least this share of the likeliest")]
     repetition_penalty: Annotated[_Float, Option(
         Number(0, above=True), 1.0, "above 1 avoids tokens of the text",
         "Divides positive and multiplies negative logits of all tokens of "
@@ -143,7 +145,8 @@ class _Keywords(
     presence_penalty: Annotated[_Float, Option(
         Number(), 0.0, "subtracted from logits of sampled tokens")]
     frequency_penalty: Annotated[_Float, Option(
-        Number(), 0.0, "... as often as each was sampled")]
+        Number(), 0.0,
+        "subtracted from a logit each time that its token is sampled")]
     logit_bias: Annotated[_Bias, Option(
         Bias(), None, "added to a token's logit; -inf bans it",
         "A mapping of token ids to numbers.", in_chat=False)]
@@ -156,7 +159,8 @@ class _Keywords(
         "not use this model or the cache, and should depend on its arguments "
         "alone. What it raises ends the request.", in_chat=False)]
     seed: Annotated[_Seed, Option(
-        Seed(), None, "repeats what is drawn; none draws one",
+        Seed(), None,
+        "makes sampling repeatable; without it, a random one is drawn",
         "The result reports it.")]
     stop: Annotated[_Stop, Option(
         Texts(), None, "text that ends the reply",
@@ -175,7 +179,8 @@ class _Keywords(
         Flag(), False, "reports log-probabilities of the tokens",
         "Those of the model, before any option.", in_chat=False)]
     top_logprobs: Annotated[_Int, Option(
-        Integer(), 0, "... and of so many likeliest at each place",
+        Integer(), 0,
+        "reports also those of the likeliest N tokens at each place",
         "Implies logprobs.", in_chat=False)]
     prefix_cache: Annotated[_Text, Option(
         Choice(get_args(PrefixMode)), "on",

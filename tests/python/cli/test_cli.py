@@ -523,7 +523,7 @@ def test_pin_threads(cli: RunCli, tiny_path: Path) -> None:
         cli(*run, "--threads", many, "--pin-threads"),
         "--threads: expected at most",
         f"found {many} with",
-        "--pin-threads",
+        "pin_threads",
         f" {many - 1}",
         code=2,
     )

@@ -15,6 +15,7 @@ import pytest
 from gemmakv.cli.arguments import complete_model, complete_quantize
 from gemmakv.models._aliases import ALIASES
 from support.command import RunCli, assert_fails, first_on_path
+from support.tools import tool
 
 COMMANDS = [
     ["chat"], ["generate"], ["embed"], ["serve"], ["info"], ["verify"],
@@ -51,6 +52,9 @@ def test_page_fits_and_has_examples(cli: RunCli, command: list[str]) -> None:
     page = help_page(cli, *command)
     assert page.isascii() and "\x1b" not in page
     assert max(map(len, page.splitlines())) <= 80
+    words = " ".join(page.split())
+    for riddle in (" Of ", "By what", "behind", "gone on from", "as it may"):
+        assert riddle not in words
     examples = page.split("Examples:\n")[1].splitlines()
     assert len(examples) >= 2
     # The first line says what the command does, and ends.
@@ -99,6 +103,12 @@ def test_no_model(cli: RunCli, tmp_path: Path) -> None:
     )
     result = cli("generate", "Hello", PYTHONPATH=first_on_path(tmp_path))
     assert_fails(result, 'pip install "gemmakv[demo]"', code=2)
+
+
+def test_the_page_of_the_server_s_options_is_made_of_their_class() -> None:
+    pytest.importorskip("pydantic_settings")
+    made = tool("make_server_options")
+    assert made.PAGE.read_text("utf-8") == made.page()
 
 
 # Completion.

@@ -63,10 +63,7 @@ def test_key_of_the_file(
     bare = value.lstrip("-").isdigit() or value == "inf"
     file.write_text(f"{key} = {value}\n" if bare else f'{key} = "{value}"\n')
     found = said(capsys, "--config", str(file))
-    begin = "gemmakv: error: "
-    if key == "port":  # the file itself is bad
-        begin += "Invalid value for '--config': "
-    assert found.startswith(f"{begin}{file}: {key}: "), found
+    assert found.startswith(f"gemmakv: error: {file}: {key}: "), found
     assert has(found, words)
 
 
@@ -166,7 +163,7 @@ def test_a_fraction_is_no_integer(
     ('response-days = "3"', "response-days", ["number", "'3'"]),
     ('insecure = "yes"', "insecure", ["true", "false", "'yes'"]),
     ("insecure = 1", "insecure", ["true", "false", "1"]),
-    ("kv-cache-memory = 1.5", "kv-cache-memory", ["text", "bytes", "1.5"]),
+    ("kv-cache-memory = 1.5", "kv-cache-memory", ["bytes", "1.5"]),
     ("host = 1979-05-27", "host", ["text", "1979"]),
 ])  # fmt: skip
 def test_a_value_of_another_type_is_not_coerced(
@@ -177,7 +174,7 @@ def test_a_value_of_another_type_is_not_coerced(
     file = tmp_path / "server.toml"
     file.write_text(line + "\n")
     found = said(capsys, "--config", str(file))
-    assert has(found, ["--config", f"{file}: {place}: "]), found
+    assert found.startswith(f"gemmakv: error: {file}: {place}: "), found
     assert has(found.split(f"{place}: ")[1], words), found
     assert len(found.splitlines()) == 1
 

@@ -26,6 +26,7 @@ from gemmakv.diagnostics import _bench as bench
 from gemmakv.generation._requests import requests_of
 from support import tiny_gguf, tiny_models
 from support.command import RunCli, assert_fails
+from support.tools import tool
 
 # 2,048 tokens do not fit the tiny model's context of 512.
 NAMES = [
@@ -41,9 +42,6 @@ NAMES = [
 ]
 
 
-TEXTS = ["edit of code", "new text, sampled"]
-LOOKUP = [("lookup", text) for text in TEXTS]
-DRAFT = [("draft", text) for text in TEXTS]
 ROUNDS = 2
 
 LIMITS = bench.Limits(1e9, 4e9, 2e9)
@@ -93,9 +91,6 @@ class Run:
 def run(tiny_path: Path) -> Run:
     """All that one run measures, and the calls that told its progress."""
     calls: list[tuple[int, int]] = []
-    draft = gemmakv.Gemma.load(
-        tiny_path, prefix_cache=False, packed_cache=False
-    )
     with known_machine():
         report = bench.run(
             tiny_path,
@@ -103,7 +98,6 @@ def run(tiny_path: Path) -> Run:
             rounds=ROUNDS,
             packed_cache=False,
             profile=True,
-            draft=draft,
             progress=lambda done, total: calls.append((done, total)),
         )
     return Run(report, calls)
@@ -227,17 +221,8 @@ def test_bad_arguments(tiny_path: Path) -> None:
 
 
 def test_progress_reaches_the_total(run: Run) -> None:
-    total = (1 + ROUNDS) * (len(NAMES) + len(LOOKUP) + len(DRAFT))
+    total = (1 + ROUNDS) * len(NAMES)
     assert run.progress == [(i + 1, total) for i in range(total)]
-
-
-def test_speculation_is_measured_beside(report: bench.Report) -> None:
-    ways = [(row.speculate, row.name) for row in report.speculation]
-    assert ways == LOOKUP + DRAFT
-    for row in report.speculation:
-        assert row.tokens_per_s > 0 and row.without_tokens_per_s > 0
-        assert row.ratio > 0
-        assert 0 <= row.accepted <= row.drafted
 
 
 def test_rows_of_decoding_are_without_guesses(tiny_path: Path) -> None:
@@ -291,7 +276,7 @@ def test_table(tiny_path: Path) -> None:
     assert "1 thread, pinned to CPUs " in table
     assert "longer than the model's context: prefill 2048\n" in table
     for name in [
-        *NAMES, *TEXTS, "parallel loops", "limits: read 1.0 GB/s", "0.500 s",
+        *NAMES, "parallel loops", "limits: read 1.0 GB/s", "0.500 s",
         "share of a step's time", "gate_up", "between steps",
     ]:  # fmt: skip
         assert name in table
@@ -308,24 +293,17 @@ def test_json(tiny_path: Path) -> None:
     assert document["placement"]["threads"] == 1
     assert not document["placement"]["pinned"]
     assert document["profile"] is None
-    found = document["speculation"]
-    assert [(row["speculate"], row["name"]) for row in found] == LOOKUP
-    assert {"ratio", "drafted", "accepted"} < set(found[0])
 
 
 def test_picture_has_a_bar_for_each_work(
     tiny_path: Path, tmp_path: Path
 ) -> None:
-    copy = shutil.copy(tiny_path, tmp_path / "draft.gguf")
-    drawn = tmp_path / "profile.svg"
-    document = json.loads(
-        bench_here(
-            *("--model", tiny_path, "--threads", 2, "--draft", copy),
-            *("--profile", "--plot", drawn, "--json"),
-        )
+    measured, drawn = tmp_path / "bench.json", tmp_path / "profile.svg"
+    measured.write_text(
+        bench_here("--model", tiny_path, "--profile", "--json"), "utf-8"
     )
-    found = document["speculation"]
-    assert [(row["speculate"], row["name"]) for row in found] == LOOKUP + DRAFT
+    tool("bench/profile_plot").main([str(measured), str(drawn)])
+    document = json.loads(measured.read_text("utf-8"))
     names = [profile["name"] for profile in document["profile"]]
     assert names == NAMES[:-2]
     root = ElementTree.fromstring(drawn.read_text("utf-8"))
@@ -338,10 +316,8 @@ def test_picture_has_a_bar_for_each_work(
     "flags, flag",
     [
         (["--rounds", "0"], "rounds"),
-        (["--plot", "x.svg"], "--plot"),
-        (["--profile", "--plot", "no/such/x.svg"], "--plot"),
-        (["--profile", "--plot", "/"], "--plot"),
-        (["--profile", "--plot", ""], "--plot"),
+        (["--plot", "x.svg"], "tools/bench/profile_plot.py"),
+        (["--draft", "x.gguf"], "tools/bench/speculation.py"),
     ],
 )
 def test_bad_flags(

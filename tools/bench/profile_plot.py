@@ -1,14 +1,22 @@
-"""Draws where the time of steps goes, as SVG."""
+"""Draws where the time of steps goes, as SVG.
+
+    gemmakv bench --profile --json > bench.json
+    python tools/bench/profile_plot.py bench.json profile.svg
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
-from gemmakv.diagnostics._profile import Profile
+Profile = dict[str, Any]  # as the JSON of `gemmakv bench` has it
 
-# What is alike has colors that are alike: products, attention, row work, and
-# what several threads, or conversations, cost.
+# Parts that are alike have colors that are alike: products, attention, row
+# work, and what several threads, or conversations, cost.
 COLORS = {
     "qkv": "#08519c",
     "attention_output": "#3182bd",
@@ -41,12 +49,27 @@ STYLE = (
 )
 
 
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measured", type=Path, help="the JSON of gemmakv bench")
+    parser.add_argument("drawn", type=Path, help="the SVG file to write")
+    given = parser.parse_args(arguments)
+    report = json.loads(given.measured.read_text("utf-8"))
+    if not report["profile"]:
+        parser.error(f"{given.measured}: expected that of bench --profile")
+    title = (
+        f"{report['model']}: time of steps by part, {report['threads']} "
+        f"threads, {report['cpu']}"
+    )
+    given.drawn.write_text(picture(report["profile"], title), "utf-8")
+
+
 def picture(profiles: Sequence[Profile], title: str) -> str:
-    """A bar for each work, of parts whose widths are their shares."""
+    """Draws a bar for each work, of parts whose widths are their shares."""
     shown = [
         part
         for part in COLORS
-        if any(p.parts[part] > 0.002 * p.seconds for p in profiles)
+        if any(p["parts"][part] > 0.002 * p["seconds"] for p in profiles)
     ]
     bars: list[str] = []
     y = TOP
@@ -81,11 +104,11 @@ def _bar(profile: Profile, shown: Sequence[str], y: int) -> list[str]:
     text_y = y + BAR - 7
     lines = [
         f'<text x="{LEFT - 8}" y="{text_y}" text-anchor="end">'
-        f"{escape(profile.name)}</text>"
+        f"{escape(profile['name'])}</text>"
     ]
     x = float(LEFT)
     for part in shown:
-        share = profile.parts[part] / profile.seconds
+        share = profile["parts"][part] / profile["seconds"]
         width = share * (WIDTH - LEFT - RIGHT)
         if width > 0:
             lines.append(
@@ -94,9 +117,13 @@ def _bar(profile: Profile, shown: Sequence[str], y: int) -> list[str]:
                 f"<title>{part}: {100 * share:.1f} %</title></rect>"
             )
         x += width
-    step = 1e3 * profile.seconds / profile.steps
+    step = 1e3 * profile["seconds"] / profile["steps"]
     lines.append(
         f'<text x="{WIDTH - RIGHT + 8}" y="{text_y}">{step:.2f} ms a step'
         "</text>"
     )
     return lines
+
+
+if __name__ == "__main__":
+    main()

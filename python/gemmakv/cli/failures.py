@@ -1,0 +1,180 @@
+"""What is said of an error that ends a command, and the exit code.
+
+The library names the argument that it refuses at the beginning of a message.
+A user knows the flag, the variable or the key of a file in which the value
+stands: the name of that place is put there instead. What follows stays as it
+is, since it may be the user's own text.
+
+The exit code is 2 if the command line, a variable or the file of settings is
+at fault, else 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import typer
+
+from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, describe
+from gemmakv.cli.arguments import no_model
+from gemmakv.errors import (
+    ArgumentError,
+    CacheFullError,
+    GemmaKVError,
+    MismatchError,
+    brief,
+)
+
+_VARIABLE = re.compile("[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
+_ARGUMENT = re.compile("[a-z][a-z0-9_]*")
+# The name of an argument at the beginning of a message. One without an
+# underscore may also be a word of a sentence.
+_LEADING = re.compile(
+    r"[a-z]+(_[a-z]+)+(?!\w)|[a-z]+(?=(\[[^]]*\])?(: | is | key: ))"
+)
+# What a value can be, by the types of pydantic's errors.
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "finite_number": "a finite number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "int_parsing_size": "an integer of fewer digits",
+    "int_type": "an integer",
+    "list_type": "a text or a list of them",
+    "string_type": "a text",
+}
+
+
+_BOUNDS = {
+    "greater_than_equal": ("ge", "least"),
+    "less_than_equal": ("le", "most"),
+}
+
+
+class InputError(ValueError):
+    """What a command was given to work on is bad; the message begins with its
+    name, which is not taken for that of an argument.
+    """
+
+
+class Misplaced(Exception):
+    """A value is bad; the message begins with the place in which it stands."""
+
+
+# The errors that `line_of` describes.
+ERRORS = (ValueError, OSError, GemmaKVError, typer.TyperException, Misplaced)
+
+
+def argument_of(error: Exception) -> str:
+    """Gives the name of the argument that a message begins with; "" if it
+    begins with anything else.
+    """
+    found = None
+    if isinstance(error, ArgumentError):
+        found = _ARGUMENT.match(error.argument)
+    elif type(error) in (ValueError, MismatchError) or (
+        isinstance(error, OSError) and not error.strerror
+    ):
+        found = _LEADING.match(str(error))
+    return "" if found is None else found[0]
+
+
+def places_of(command: Any, words: Iterable[str]) -> dict[str, str]:
+    """Gives the flags and the arguments, as the help page has them, of the
+    command that a command line names, by the names of its parameters.
+    """
+    for word in words:
+        inner = getattr(command, "commands", {}).get(word)
+        if inner is None:
+            break
+        command = inner
+    return {one.name: _place_of(one) for one in command.params}
+
+
+def _place_of(parameter: Any) -> str:
+    name: str = parameter.opts[0]
+    return name if name[:1] == "-" else parameter.metavar or name.upper()
+
+
+def line_of(error: Exception, places: Mapping[str, str]) -> tuple[str, int]:
+    """Gives what to say of an error, which is one of `ERRORS`, and the exit
+    code; `places` are those of the command.
+    """
+    if isinstance(error, typer.TyperException):
+        return " ".join(_usage(error).split()), error.exit_code
+    line = describe(error)
+    if isinstance(error, Misplaced):
+        return line, EXIT_USAGE
+    if isinstance(error, CacheFullError) and "capacity_tokens" in places:
+        line += f"; see {places['capacity_tokens']}"
+    argument = argument_of(error)
+    at_fault = isinstance(error, ArgumentError) and bool(
+        _VARIABLE.fullmatch(error.argument)
+    )
+    if argument in places:
+        line = places[argument] + line[len(argument) :]
+        # What a model lacks is found in its file.
+        at_fault = argument != "model" and not isinstance(error, OSError)
+    return line, EXIT_USAGE if at_fault else EXIT_FAILURE
+
+
+def refusal(details: Mapping[str, Any]) -> str:
+    """Says why pydantic refuses a value, of which it gives the details."""
+    kind, found = details["type"], details["input"]
+    context = details.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, ArgumentError):  # of a check of ours
+        return str(cause).removeprefix(f"{cause.argument}: ")
+    expected, shown = _EXPECTED.get(kind, details["msg"]), brief(found)
+    if kind in _BOUNDS:
+        key, word = _BOUNDS[kind]
+        noun = "an integer" if isinstance(context[key], int) else "a number"
+        expected = f"{noun} of at {word} {context[key]:g}"
+    if kind in _BOUNDS or kind == "finite_number":
+        shown = str(found)  # a number, though a variable has it as a text
+    if isinstance(found, bool):
+        shown = shown.lower()
+    return f"expected {expected}, found {shown}"
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Says what is wrong with a command line."""
+    message = error.format_message()
+    if isinstance(error, typer.BadParameter):
+        place = _place(error)
+        parsed = getattr(error.__cause__, "errors", None)
+        if not error.message:  # a value that has to be there is not
+            if place == "--model":
+                return no_model()
+        elif not place:
+            message = error.message
+        else:
+            words = refusal(parsed()[0]) if parsed else error.message
+            message = f"{place}: {words}"
+            if place.startswith("--"):
+                return message
+    elif hasattr(error, "possibilities") and _takes_texts(error):
+        name = getattr(error, "option_name", "")
+        message += f"; a text that begins with - follows a --: -- {name}"
+    return f"{message} (--help lists the options)"
+
+
+def _place(error: typer.BadParameter) -> str:
+    """Gives the flag, or the name of the argument, whose value is bad."""
+    if error.param_hint is not None:
+        return str(error.param_hint)
+    return "" if error.param is None else _place_of(error.param)
+
+
+def _takes_texts(error: typer.TyperException) -> bool:
+    """Says whether the command takes arguments that are no options."""
+    command = getattr(getattr(error, "ctx", None), "command", None)
+    return any(
+        one.param_type_name == "argument"
+        for one in getattr(command, "params", ())
+    )
