@@ -596,6 +596,31 @@ def test_bad_commands_say_what_to_do(start: Start) -> None:
     assert "Traceback" not in screen.text
 
 
+@pytest.mark.parametrize("joins", [False, True])
+def test_emoji_that_some_terminals_draw_as_one(
+    start: Start, joins: bool
+) -> None:
+    """What follows them, and the prompt itself, was shown elsewhere."""
+    emoji = ["👨‍👩‍👧", "🇩🇪", "👍🏽", "❤️", "🏴‍☠️", "👩🏽‍🚀"]
+    text = f"one {' '.join(emoji)} two"
+    screen = start(joins=joins)
+    screen.wait_for_prompt("main")
+    screen.type(text)
+    shown = "main> one 👨👩👧 DE 👍 ❤ 🏴☠ 👩🚀"
+    screen.wait_until(lambda: screen.prompt == f"{shown} two", "all")
+    screen.type("\x1b[D" * 4 + "!")  # behind the astronaut
+    screen.wait_until(lambda: screen.prompt == f"{shown}! two", "a letter")
+    screen.type("\x15")  # Ctrl-U, to the beginning of the line
+    screen.wait_until(lambda: screen.prompt == "main>  two", "the end of it")
+    screen.type("\x0b")
+    screen.wait_for_prompt("main")
+    screen.type(text)
+    screen.wait_until(lambda: screen.prompt == f"{shown} two", "all")
+    screen.type(ENTER)
+    screen.wait_for("tokens/s")
+    screen.wait_for_prompt("main")
+
+
 def test_words_are_not_broken(start: Start) -> None:
     screen = start(columns=40, max_tokens=200)
     screen.wait_for_prompt("main")

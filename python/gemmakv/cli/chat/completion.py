@@ -15,6 +15,7 @@ from prompt_toolkit.document import Document
 from gemmakv.cli.chat import commands
 from gemmakv.cli.chat.arguments import Kind
 from gemmakv.cli.chat.chat import Chat
+from gemmakv.cli.chat.joined import apart
 from gemmakv.cli.chat.settings import DEFAULT_WORD, SETTINGS, show
 from gemmakv.cli.chat.table import preview
 
@@ -92,6 +93,6 @@ def _offer(typed: str, choices: _Choices) -> Iterator[Completion]:
             yield Completion(
                 word,
                 start_position=-len(typed),
-                display=word.strip(),
-                display_meta=meaning,
+                display=apart(word.strip()),
+                display_meta=apart(meaning),
             )

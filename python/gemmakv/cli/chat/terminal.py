@@ -26,6 +26,7 @@ from gemmakv.cli.chat.actions import Leave
 from gemmakv.cli.chat.chat import Chat
 from gemmakv.cli.chat.completion import ChatCompleter
 from gemmakv.cli.chat.history import TypedHistory
+from gemmakv.cli.chat.joined import Apart, apart
 from gemmakv.cli.chat.keyboard import Keyboard
 from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.view import TerminalView
@@ -62,6 +63,7 @@ class Terminal:
             completer=self._completer,
             complete_while_typing=Condition(self._is_command),
             history=self._typed.history,
+            input_processors=[Apart()],
             key_bindings=self._bindings(),
             bottom_toolbar=self._toolbar,
             enable_suspend=True,
@@ -159,7 +161,8 @@ class Terminal:
         self._keyboard.drop()
 
     def _message(self) -> StyleAndTextTuples:
-        return [("class:name", self._chat.book.current.name), ("", "> ")]
+        name = apart(self._chat.book.current.name)
+        return [("class:name", name), ("", "> ")]
 
     def _continuation(
         self, width: int, line_number: int, is_soft_wrap: int
