@@ -24,7 +24,7 @@ from gemmakv.chat.store import (
 from gemmakv.cli import describe
 from gemmakv.cli.chat import table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
-from gemmakv.cli.chat.settings import SETTINGS, Setting, show
+from gemmakv.cli.chat.settings import SETTINGS, Setting, default_of, show
 from gemmakv.options import GenerationOptions
 
 if TYPE_CHECKING:
@@ -416,7 +416,8 @@ class Chat:
             return session.overflow
         if setting.name == "think":
             return session.think
-        return session.options.get(setting.name, setting.default)
+        default = default_of(setting, self.gemma)
+        return session.options.get(setting.name, default)
 
     def apply_setting(
         self, session: Session, setting: Setting, value: object

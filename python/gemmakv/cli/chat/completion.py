@@ -16,7 +16,12 @@ from gemmakv.cli.chat import commands
 from gemmakv.cli.chat.arguments import Kind
 from gemmakv.cli.chat.chat import Chat
 from gemmakv.cli.chat.joined import apart
-from gemmakv.cli.chat.settings import DEFAULT_WORD, SETTINGS, show
+from gemmakv.cli.chat.settings import (
+    DEFAULT_WORD,
+    SETTINGS,
+    default_of,
+    show,
+)
 from gemmakv.cli.chat.table import preview
 
 _Choices = Iterator[tuple[str, str]]  # a word and what it means
@@ -79,7 +84,8 @@ class ChatCompleter(Completer):
             if named is not None:
                 for choice in named.choices:
                     yield choice, named.help
-                yield DEFAULT_WORD, show(named.default)
+                default = default_of(named, self._chat.gemma)
+                yield DEFAULT_WORD, show(default)
 
 
 def _all_commands() -> _Choices:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from gemmakv.chat._session_file import OVERFLOWS
 from gemmakv.generation._option_kinds import Choice, Flag, Seed
 from gemmakv.options import GenerationOptions, Option
+
+if TYPE_CHECKING:
+    from gemmakv.chat._gemma import Gemma
 
 DEFAULT_WORD = "default"
 
@@ -32,9 +36,10 @@ class Setting:
         try:
             return self.parse(self.name, text)
         except ValueError as error:
+            back = f"goes back to {show(self.default)}"
             raise ValueError(
-                f"{error}; /set {self.name} {DEFAULT_WORD} goes back to "
-                f"{show(self.default)}"
+                f"{error}; /set {self.name} {DEFAULT_WORD} "
+                f"{'unsets it' if self.default is None else back}"
             ) from None
 
 
@@ -74,6 +79,13 @@ SETTINGS: Mapping[str, Setting] = {
         ("on", "off", "none"),
     ),
 }
+
+
+def default_of(setting: Setting, gemma: Gemma) -> object:
+    """The value that holds where nothing is set; without one, a model guesses
+    as it was loaded to.
+    """
+    return gemma._speculate if setting.name == "speculate" else setting.default
 
 
 def show(value: object) -> str:
