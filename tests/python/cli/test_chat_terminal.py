@@ -619,6 +619,8 @@ def test_emoji_that_some_terminals_draw_as_one(
     screen.type(ENTER)
     screen.wait_for("tokens/s")
     screen.wait_for_prompt("main")
+    screen.line("/show")
+    screen.wait_until(lambda: text.encode() in screen.raw, "the whole message")
 
 
 def test_words_are_not_broken(start: Start) -> None:

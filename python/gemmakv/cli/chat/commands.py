@@ -120,6 +120,11 @@ _TABLE = (
         actions.set_option,
     ),
     Command(
+        "show [TURN|all]",
+        "what was said (of much: the first and last turns, or all)",
+        reports.show,
+    ),
+    Command(
         "stats", "tokens, KV bytes, last fork, prefill saved", reports.stats
     ),
     Command(

@@ -72,8 +72,8 @@ class ChatCompleter(Completer):
         elif kind is Kind.SESSION:
             for entry in self._chat.book.entries:
                 yield entry.name, preview(entry.record.last_text)
-        elif kind is Kind.ALL:
-            yield kind.value, "none left out"
+        elif kind in (Kind.ALL, Kind.TURN_OR_ALL):
+            yield Kind.ALL.value, "none left out"
         elif kind is Kind.SETTING:
             session = self._chat.session()
             for setting in SETTINGS.values():

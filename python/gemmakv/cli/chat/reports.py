@@ -67,6 +67,25 @@ def list_sessions(chat: Chat) -> None:
     chat.view.show(Padding(grid, (0, 0, 0, 1), expand=False))
 
 
+def show(chat: Chat, what: str | int | None) -> None:
+    """Shows the messages of the current session, or of one of its turns."""
+    entry = chat.book.current
+    session = chat.session(entry)
+    turn, messages = 0, []
+    for message in session.messages:
+        turn += message.role == "user"
+        messages.append((turn, message))
+    if isinstance(what, int):
+        if not 0 < what <= session.turns:
+            raise ValueError(
+                f"{entry.name} has {count(session.turns, 'turn')}, so there is "
+                f"no turn {what} to show"
+            )
+        messages = [one for one in messages if one[0] == what]
+    with chat.view.stoppable():
+        chat.view.show_messages(entry.name, messages, what is not None)
+
+
 def stats(chat: Chat) -> None:
     entry = chat.book.current
     session = chat.session(entry)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 from contextlib import AbstractContextManager
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
@@ -21,10 +22,13 @@ from gemmakv.cli.chat.table import count, printable, quoted
 from gemmakv.cli.chat.wrap import WordWrap
 
 if TYPE_CHECKING:
+    from gemmakv.chat._messages import Message
     from gemmakv.cli.chat.keyboard import Keyboard
     from gemmakv.generation._result import Generation
 
-_SHOWN_LINES = 6
+_SHOWN_LINES, _SHOWN_TURNS = 6, 8
+# How messages begin on a screen, and their looks; the others are dim.
+_MARKS = {"user": ("", "cyan"), "assistant": ("", ""), "call": ("call: ", "")}
 _DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
 _NO_CURSOR = b"\x1b[?25l"
 
@@ -58,6 +62,13 @@ class View:
 
     def show_turn(self, messages: list[tuple[str, str]]) -> None:
         """A reminder of (role, content) pairs said before."""
+
+    def show_messages(
+        self, name: str, messages: list[tuple[int, Message]], whole: bool
+    ) -> None:
+        """Messages of the session `name`, each with the number of its turn; of
+        many, and of long ones, parts unless it is to be `whole`.
+        """
 
     def begin_reply(self) -> None:
         """Between this and `end_reply` or `drop_reply` come the pieces."""
@@ -127,6 +138,34 @@ class TerminalView(View):
                 self._console.print(Text(f"> {indented}", style="dim cyan"))
             else:
                 self._console.print(Text(text, style="dim"))
+
+    def show_messages(
+        self, name: str, messages: list[tuple[int, Message]], whole: bool
+    ) -> None:
+        if not messages:
+            self.say(f"{name}: nothing said yet")
+        turns = sorted({turn for turn, _ in messages if turn})
+        left_out = turns[_SHOWN_TURNS : -_SHOWN_TURNS]
+        if whole or len(left_out) < 2:  # a line for one saves none
+            left_out = []
+        for turn, message in messages:
+            if turn in left_out:
+                if message.role == "user" and turn == left_out[0]:
+                    more = count(len(left_out), "more turn")
+                    self.say(f"… {more}; /show all shows them")
+                continue
+            if message.role == "user" and turn > 1:
+                self._console.print()
+            for kind, text in spoken(message):
+                lines = printable(text).splitlines()
+                if not whole and len(lines) > _SHOWN_LINES:
+                    more = f"… /show {turn or 'all'} shows the rest"
+                    lines = [*lines[:_SHOWN_LINES], more]
+                mark, style = _MARKS.get(kind, (f"{kind}: ", "dim"))
+                mark = f"{turn}> " if kind == "user" else mark
+                told = "\n".join(lines)
+                told = mark + indent(told, "  ").lstrip() if mark else told
+                self._console.print(Text(told, style=style))
 
     def begin_reply(self) -> None:
         self._waiting = contextlib.ExitStack()
@@ -198,7 +237,8 @@ class TerminalView(View):
 class PipeView(View):
     """Stdout holds one line for each reply, and nothing else ever.
 
-    With `as_json`, that line is a JSON object. Everything else is on stderr.
+    With `as_json`, that line is a JSON object, and so is the line that tells
+    all messages that are to be shown. Everything else is on stderr.
     """
 
     def __init__(self, as_json: bool = False) -> None:
@@ -224,6 +264,18 @@ class PipeView(View):
         for role, content in messages:
             self._console.print(Text(f"{role}: {quoted(content)}"))
 
+    def show_messages(
+        self, name: str, messages: list[tuple[int, Message]], whole: bool
+    ) -> None:
+        if self._as_json:
+            told = [{"turn": turn, **one.to_dict()} for turn, one in messages]
+            document = {"session": name, "messages": told}
+            console.write(json.dumps(document, ensure_ascii=False) + "\n")
+            return
+        for turn, message in messages:
+            for kind, text in spoken(message):
+                self.say(f"{turn} {kind}: {indent(text, '  ').lstrip()}")
+
     def end_reply(self, name: str, generation: Generation) -> None:
         if self._as_json:
             line = json.dumps(_document(name, generation), ensure_ascii=False)
@@ -231,6 +283,23 @@ class PipeView(View):
             line = " ".join(printable(generation.text).split())
         console.write(line + "\n")
         self.notes.tell()
+
+
+def spoken(message: Message) -> list[tuple[str, str]]:
+    """The texts of a message, each after what it is: the role, or a part of
+    what an assistant says.
+    """
+    texts = [("thought", message.reasoning)] if message.reasoning else []
+    if message.text:
+        name = f" {message.name}" if message.name else ""
+        texts.append((f"{message.role}{name}", message.text))
+    for call in message.tool_calls:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        texts.append(("call", f"{function['name']} {arguments}"))
+    if message.incomplete:
+        texts.append(("note", "cut short"))
+    return texts
 
 
 def summary(generation: Generation) -> str:
