@@ -129,7 +129,8 @@ std::vector<Engine::Job> JobsOf(
 
 py::array_t<float> Logits(Engine& gemma,
                           const std::shared_ptr<Conversation>& cache,
-                          const TokenArray& tokens, bool all_positions) {
+                          const TokenArray& tokens, bool all_positions,
+                          const Progress& progress) {
   const auto rows = all_positions ? tokens.size() : py::ssize_t{1};
   const auto vocab_size = static_cast<py::ssize_t>(gemma.config().vocab_size);
   std::vector<py::ssize_t> shape = {vocab_size};
@@ -138,9 +139,13 @@ py::array_t<float> Logits(Engine& gemma,
   float* out = logits.mutable_data();
   {
     const GilReleased no_gil;
-    const Streams streams = {gemma.StartLogits(
-        cache, SpanOf(tokens), all_positions, out, &CheckSignals)};
-    WaitAll(streams, [](bool) { CheckSignals(); });
+    const auto poll = [&] {
+      CheckSignals();
+      if (progress) WithGil([&] { CallPython(*progress); });
+    };
+    const Streams streams = {gemma.StartLogits(cache, SpanOf(tokens),
+                                               all_positions, out, poll)};
+    WaitAll(streams, [&](bool) { poll(); });
     streams[0]->Confirm();
   }
   return logits;
@@ -724,7 +729,10 @@ void RegisterGemma(py::module_& module) {
            "Returns vectors [len(texts), dim], or the whole ones for 0. Calls "
            "`progress()` now and then; what that raises ends the call.")
       .def("logits", &Logits, py::arg("cache"), py::arg("tokens"),
-           py::arg("all_positions"));
+           py::arg("all_positions"), py::arg("progress") = py::none(),
+           "Appends tokens and returns the logits after the last, or after "
+           "each. Calls `progress()` now and then; what that raises ends the "
+           "call, which then leaves the cache as it was.");
 }
 
 }  // namespace gkv

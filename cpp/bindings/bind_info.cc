@@ -260,6 +260,23 @@ void RegisterInfo(py::module_& module) {
       "is_guest", [] { return python_is_guest; },
       "Returns whether this is a thread of the core. If it waits for what the "
       "core does, it may wait for itself.");
+  const ControlGroups groups;
+  module.def(
+      "control_groups",
+      [](const std::string& root, const std::string& own) {
+        return ControlGroupFolders({root, own}, "");
+      },
+      py::arg("root") = groups.root, py::arg("own") = groups.own,
+      "Returns the folders of the control groups (version 2) that hold this "
+      "process, each one inside the one before it. Tests give others.");
+  module.def(
+      "memory_limit",
+      [](const std::string& root, const std::string& own) {
+        return MemoryLimit({root, own});
+      },
+      py::arg("root") = groups.root, py::arg("own") = groups.own,
+      "Returns the bytes of memory that this process may use: those of the "
+      "machine, or the lowest limit of its control groups.");
   module.def("placement_order", &PlacementTuples, py::arg("ids"),
              py::arg("folder") = "",
              "Returns (id, core, NUMA node) of processors, in the order in "

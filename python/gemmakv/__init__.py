@@ -3,11 +3,10 @@
     import gemmakv
 
     gemma = gemmakv.Gemma.load("gemma-3-270m")
-    cache = gemmakv.create_kv_cache(gemma.model_type)
-    print(gemma.generate(cache, "Once upon a time", max_tokens=16).text)
+    print(gemma.generate("Once upon a time", max_tokens=16).text)
 
 Weights are immutable and shared by any number of conversations; a
-conversation is its `KVCache`.
+conversation is its `KVCache`, which `gemma.new_cache` makes.
 """
 
 from gemmakv._support import interrupts as _interrupts  # before the others
@@ -19,6 +18,7 @@ from gemmakv._support import compiled as _compiled  # before what needs it
 from typing import TYPE_CHECKING, Any
 
 from gemmakv import options, templates
+from gemmakv._support.public import publish as _publish
 from gemmakv.cache._kv_cache import (
     KVCache,
     LayerView,
@@ -41,6 +41,7 @@ from gemmakv.chat._session import Session, SessionStats
 from gemmakv.chat._stream import ChatStream
 from gemmakv.diagnostics._cpu import cpu_info
 from gemmakv.errors import (
+    ArgumentError,
     CacheFullError,
     CorruptFile,
     GemmaKVError,
@@ -73,6 +74,7 @@ del _compiled, _interrupts
 __version__ = "0.1.0"
 
 __all__ = [
+    "ArgumentError",
     "BlockPool",
     "CacheFullError",
     "CacheProtocol",
@@ -120,6 +122,9 @@ __all__ = [
     "templates",
     "verify",
 ]
+
+_publish(globals())
+del _publish
 
 
 def __getattr__(name: str) -> Any:

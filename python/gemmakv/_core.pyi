@@ -433,6 +433,7 @@ class Engine:
         cache: KVCache,
         tokens: Sequence[int] | npt.NDArray[np.int32],
         all_positions: bool,
+        progress: Callable[[], object] | None = None,
     ) -> npt.NDArray[np.float32]: ...
 
 class BlockStore:

@@ -1,4 +1,11 @@
-"""Exceptions of this package; all derive from `GemmaKVError`."""
+"""Exceptions of this package, and the words of their messages.
+
+All derive from `GemmaKVError` but `ArgumentError`, which is a ValueError.
+"""
+
+from __future__ import annotations
+
+from typing import Any
 
 from gemmakv._core import (
     CacheFullError,
@@ -7,16 +14,71 @@ from gemmakv._core import (
     MismatchError,
 )
 
-__all__ = ["CacheFullError", "CorruptFile", "GemmaKVError", "MismatchError"]
+__all__ = [
+    "ArgumentError",
+    "CacheFullError",
+    "CorruptFile",
+    "GemmaKVError",
+    "MismatchError",
+]
+
+
+class ArgumentError(ValueError):
+    """An argument has a value that it cannot have.
+
+    Its message is "ARGUMENT: expected EXPECTED, found FOUND".
+
+    Attributes:
+      argument: the argument's name, maybe with a place in it, as in
+        "messages[0].role".
+      expected: what it can be, in words.
+      found: the value; after pickling, text about one that is no number and
+        no text.
+    """
+
+    argument: str
+    expected: str
+    found: object
+
+    def __init__(
+        self,
+        argument: str,
+        expected: str,
+        found: object,
+        *,
+        shown: str | None = None,
+    ) -> None:
+        # `shown` is what the message says about the value, if not its `repr`.
+        words = brief(found) if shown is None else shown
+        super().__init__(f"{argument}: expected {expected}, found {words}")
+        self.argument = argument
+        self.expected = expected
+        self.found = found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A value that cannot be pickled must not keep the error from those who
+        # wait for it in another process.
+        fields = dict(self.__dict__)
+        if type(self.found) not in _PLAIN:
+            fields["found"] = brief(self.found)
+        return _remake, (type(self), self.args), fields
+
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def _remake(kind: type[ArgumentError], args: tuple[Any, ...]) -> ArgumentError:
+    """Makes an error that was pickled, but for its attributes."""
+    return kind.__new__(kind, *args)
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line; its type if it says nothing."""
+    """Gives what an error says in one line; its type if it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def brief(value: object) -> str:
-    """`repr` of a value for a message: one line, not too long."""
+    """Gives `repr` of a value for a message: one line, not too long."""
     try:
         text = " ".join(repr(value).split())
     except (ValueError, RecursionError):
@@ -29,7 +91,11 @@ def unexpected(
     name: object,
     expected: str,
     found: object,
-    kind: type[Exception] = ValueError,
+    kind: type[Exception] | None = None,
 ) -> Exception:
-    """The error for a value of `name`, an argument or a file, to be raised."""
+    """Makes the error for a value of `name`, an argument or a file, to be
+    raised: an ArgumentError, or one of another `kind`.
+    """
+    if kind is None:
+        return ArgumentError(str(name), expected, found)
     return kind(f"{name}: expected {expected}, found {brief(found)}")

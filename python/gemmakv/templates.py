@@ -1,5 +1,6 @@
 """How a conversation becomes the text that a model reads."""
 
+from gemmakv._support.public import publish as _publish
 from gemmakv.chat._templates import (
     Gemma4Template,
     GemmaTemplate,
@@ -19,3 +20,6 @@ __all__ = [
     "Template",
     "template_for",
 ]
+
+_publish(globals())
+del _publish

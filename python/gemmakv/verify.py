@@ -2,6 +2,7 @@
 reference.
 """
 
+from gemmakv._support.public import publish as _publish
 from gemmakv.diagnostics._reference import (
     Difference,
     ReferenceReport,
@@ -17,3 +18,6 @@ __all__ = [
     "against",
     "run",
 ]
+
+_publish(globals())
+del _publish

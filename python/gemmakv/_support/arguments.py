@@ -6,24 +6,17 @@ import math
 import operator
 import os
 from collections.abc import Sequence
+from typing import Literal, TypeVar
 
 import numpy as np
 
 from gemmakv import _core
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, unexpected
+
+QuantizeType = Literal["q8_0", "q5_0", "q4_0", "bf16"]
 
 _LARGEST = (1 << 62) - 1
-
-
-def utf8_text(data: bytes) -> str:
-    """The text of bytes. Raises ValueError that says where they are none."""
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"expected UTF-8, found byte 0x{data[error.start]:02X} at offset "
-            f"{error.start}"
-        ) from None
+_Name = TypeVar("_Name", bound=str)
 
 
 def integer(
@@ -67,7 +60,7 @@ def number(
         bound = f"a number of at most {most:g}"
     else:
         return number
-    raise ValueError(f"{name}: expected {bound}, found {number}")
+    raise ArgumentError(name, bound, number, shown=str(number))
 
 
 def boolean(name: str, value: object) -> bool:
@@ -77,13 +70,13 @@ def boolean(name: str, value: object) -> bool:
     return value
 
 
-def choice(name: str, value: object, names: Sequence[str]) -> str:
-    """`value`, one of `names`. Raises ValueError that lists them."""
-    if not isinstance(value, str) or value not in names:
-        raise ValueError(
-            f"{name}: expected one of {', '.join(names)}; found {brief(value)}"
-        )
-    return value
+def choice(name: str, value: object, names: Sequence[_Name]) -> _Name:
+    """Returns `value`, one of `names`. Raises ValueError that lists them."""
+    if isinstance(value, str):
+        for one in names:
+            if one == value:
+                return one
+    raise unexpected(name, f"one of {', '.join(names)}", value)
 
 
 def byte_view(name: str, value: object) -> memoryview:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import stat
@@ -11,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gemmakv.errors import CorruptFile, brief, one_line, unexpected
+from gemmakv._support.json import loads
+from gemmakv.errors import CorruptFile, brief, unexpected
 
 # Longer files are no configuration and no tokenizer of a model.
 _MAX_BYTES = 256 << 20
@@ -22,29 +22,7 @@ def parse_object(text: bytes, source: str) -> dict[str, Any]:
 
     Raises CorruptFile with `source` in its message.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                raise CorruptFile(f"{source}: the key {brief(key)} comes twice")
-            found[key] = value
-        return found
-
-    try:
-        document = json.loads(
-            text.decode("utf-8-sig"), object_pairs_hook=unique
-        )
-    except CorruptFile:
-        raise
-    except RecursionError:
-        raise CorruptFile(
-            f"{source}: expected JSON, found objects nested too deeply"
-        ) from None
-    except ValueError as error:
-        raise CorruptFile(
-            f"{source}: expected JSON, found {one_line(error)}"
-        ) from None
+    document = loads(source, text, kind=CorruptFile)
     if not isinstance(document, dict):
         raise unexpected(source, "a JSON object", document, CorruptFile)
     return document

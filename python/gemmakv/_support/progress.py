@@ -27,6 +27,15 @@ def as_callback(progress: Progress, label: str) -> Callback | None:
     )
 
 
+def check_prompt_progress(callback: object) -> Callback | None:
+    """Checks the value of `prompt_progress`."""
+    if callback is None or callable(callback):
+        return callback
+    raise unexpected(
+        "prompt_progress", "a callable(done, total) or None", callback
+    )
+
+
 class _StderrLine:
     """Rewrites one line on a terminal; elsewhere prints it once, at the end."""
 
@@ -55,11 +64,40 @@ def token_report(
     """
     if callback is None:
         return None
+    return _reporter(total, total - 1, callback)
+
+
+def prompt_report(
+    total: int, callback: Callback | None
+) -> Callable[[int, bool], None] | None:
+    """`token_report` of the prompt alone, which is read before the end."""
+    return None if callback is None else _reporter(total, total, callback)
+
+
+def all_reports(
+    *reports: Callable[[int, bool], None] | None,
+) -> Callable[[int, bool], None] | None:
+    """One report in place of several, of which some are None."""
+    listed = [report for report in reports if report is not None]
+    if len(listed) < 2:
+        return listed[0] if listed else None
+
+    def report(tokens: int, ended: bool) -> None:
+        for one in listed:
+            one(tokens, ended)
+
+    return report
+
+
+def _reporter(
+    total: int, most: int, callback: Callback
+) -> Callable[[int, bool], None]:
+    """Reports what rises: at most `most` tokens before the end."""
     reported = -1
 
     def report(tokens: int, ended: bool) -> None:
         nonlocal reported
-        done = total if ended else min(tokens, total - 1)
+        done = total if ended else min(tokens, most)
         if done > reported:
             reported = done
             callback(done, total)

@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 from pathlib import Path
 
-from gemmakv.errors import brief
+from gemmakv.errors import unexpected
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
@@ -37,15 +37,10 @@ def parse_bytes(name: str, size: object) -> int:
             power = " KMGT".index((found["unit"] or " ").upper())
             count = int(Decimal(found["number"]) * step**power)
     if count is not None and count > _MOST:
-        raise ValueError(
-            f"{name}: expected at most {_MOST} bytes, found {brief(size)}"
-        )
+        raise unexpected(name, f"at most {_MOST} bytes", size)
     if count is not None:
         return count
-    raise ValueError(
-        f"{name}: expected bytes, as 1073741824 or \"1GiB\", found "
-        + brief(size)
-    )
+    raise unexpected(name, 'bytes, as 1073741824 or "1GiB"', size)
 
 
 _MOST = (1 << 63) - 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,8 @@ __all__ = ["KVCache", "LayerView", "Truncation", "create_kv_cache"]
 _MAGIC = b"GKVCACHE"
 _HEAD_BYTES = 24
 _NEWEST = 3  # version of the format
-KV_DTYPES = ("f32", "bf16", "int8")
+KvDtype = Literal["f32", "bf16", "int8"]
+KV_DTYPES: tuple[KvDtype, ...] = get_args(KvDtype)
 
 
 class KVCache:
@@ -130,9 +131,9 @@ class KVCache:
         return ModelType(name) if name else None
 
     @property
-    def kv_dtype(self) -> str:
+    def kv_dtype(self) -> KvDtype:
         """How keys and values are stored: "f32", "bf16" or "int8"."""
-        return self._core.kv_dtype
+        return cast(KvDtype, self._core.kv_dtype)
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
@@ -333,7 +334,7 @@ class LayerView:
         return end - begin
 
     @property
-    def dtype(self) -> str:
+    def dtype(self) -> KvDtype:
         """How keys and values are stored: "f32", "bf16" or "int8"."""
         return self.cache.kv_dtype
 
@@ -369,7 +370,7 @@ class LayerView:
 def create_kv_cache(
     model: ModelType | str | ModelConfig | LoadedModel,
     capacity_tokens: int | None = None,
-    kv_dtype: str = "bf16",
+    kv_dtype: KvDtype = "bf16",
     *,
     block_tokens: int = 64,
     checkpoint_bytes: int | None = None,

@@ -54,6 +54,9 @@ class Turn:
         ends = self.talk.stop_ids()
         return self.ids, self.options, ends, self.boundaries
 
+    def reader(self) -> ReplyReader:
+        return self.talk.reader()
+
     def __enter__(self) -> Turn:
         return self
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gemmakv._support.json import plain_json
 from gemmakv.chat._messages import (
     Message,
     Messages,
@@ -18,7 +19,6 @@ from gemmakv.chat._messages import (
     is_parts,
     items,
     messages_of,
-    plain_json,
 )
 from gemmakv.chat._turns import TurnRules, probe_rules
 from gemmakv.errors import GemmaKVError, brief, unexpected

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv._support.arguments import boolean
+from gemmakv.cache._kv_cache import KVCache
 from gemmakv.chat._messages import Messages, Template, Tools, messages_of
 from gemmakv.chat._native_calls import grammar_of
 from gemmakv.chat._reply import ReplyReader, read_reply, with_parts
+from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import (
     call_form,
     check_reply_options,
@@ -22,14 +25,67 @@ from gemmakv.chat._templates import (
 from gemmakv.chat._tools import tool_use
 from gemmakv.chat._transcript import Encoder, common_exact
 from gemmakv.errors import unexpected
-from gemmakv.generation._model import Model, check_cache
+from gemmakv.generation._model import Model
 from gemmakv.generation._options import Options
-from gemmakv.generation._prompts import TokenArray
+from gemmakv.generation._prompts import TokenArray, check_cache
 from gemmakv.generation._result import Generation
+from gemmakv.generation._stream import Stream
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+class ChatOptions(Options, total=False):
+    """Keywords of `Gemma.chat`."""
+
+    cache: KVCache | None
+    tools: Tools | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool
+    think: bool | None
+    template: Template | str | None
+    template_kwargs: Mapping[str, Any] | None
+
+
+@dataclasses.dataclass
+class _Reply:
+    """A reply of `chat` in the making.
+
+    Attributes:
+      request: cache, prompt, options and ends of what is to be generated.
+      given: the caller's cache, which is to hold the same.
+      tokenizer: of the model.
+      form: of calls, see `ReplyReader`.
+    """
+
+    request: tuple[KVCache, TokenArray, dict[str, Any], list[int]]
+    given: KVCache | None
+    tokenizer: Tokenizer
+    form: str | None
+
+    def stream(self, inner: Stream) -> ChatStream:
+        return ChatStream(inner, self, lambda: None)
+
+    def reader(self) -> ReplyReader:
+        return ReplyReader(self.tokenizer, self.form)
+
+    def finish(self, generation: Generation) -> Generation:
+        if generation.token_ids or generation.finish_reason != "cancelled":
+            self._fill_given()
+        return with_parts(generation, read_reply(self.reader(), generation))
+
+    def keep(self, text: str, reasoning: str) -> str:
+        del reasoning
+        self._fill_given()
+        return text
+
+    def take_back(self) -> None:
+        """Does nothing: the caller's cache was not touched."""
+
+    def _fill_given(self) -> None:
+        if self.given is not None:
+            self.given._become(self.request[0])
 
 
 class Gemma(Model):
@@ -41,10 +97,29 @@ class Gemma(Model):
     wait for each other.
     """
 
+    @overload
     def chat(
         self,
         messages: Messages,
         *,
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
+    ) -> Generation: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
+    ) -> ChatStream: ...
+
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        stream: bool = False,
         cache: KVCache | None = None,
         tools: Tools | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
@@ -53,12 +128,18 @@ class Gemma(Model):
         template: Template | str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
-    ) -> Generation:
-        """The reply to a whole conversation, which the caller keeps.
+    ) -> Generation | ChatStream:
+        """Replies to a whole conversation, which the caller keeps.
+
+            gemma.chat(messages).text
+            for piece in gemma.chat(messages, stream=True):
+                print(piece.text, end="", flush=True)
 
         Args:
           messages: each a `Message` or a dict of role and content; see
             `apply_chat_template`.
+          stream: whether to return a stream of pieces at once, whose `result`
+            is the reply.
           cache: what it already holds of the conversation is not computed
             again, what else it holds is removed; on return it holds the
             conversation and the reply. The result is the same as without, bit
@@ -80,27 +161,43 @@ class Gemma(Model):
         reply that stands among the messages are said again only if the
         template says them, as long as the turn goes on. Calls with one
         cache at the same time do not wait for each other: it holds what the
-        last of them leaves. A call that raises leaves it as it was.
+        last of them leaves. A call that raises leaves it as it was. A stream
+        leaves it so until its end, and if it is cancelled before its first
+        piece.
 
         Raises what `apply_chat_template` and `generate` raise.
         """
-        chosen = self._template(template)
-        said, form, more = self._tools_of(
-            chosen, tools, tool_choice, parallel_tool_calls, options
-        )
-        call = self._chat_call(
-            messages, cache, said, chosen, think, template_kwargs, more
-        )
-        generation = self._done(self._reply(*call))
-        if cache is not None:
-            cache._become(call[0])
-        reader = ReplyReader(self._needed_tokenizer(), form)
-        return with_parts(generation, read_reply(reader, generation))
+        reply = self._begin_reply(
+            messages, cache, tools, tool_choice, parallel_tool_calls, think,
+            template, template_kwargs, options,
+        )  # fmt: skip
+        if boolean("stream", stream):
+            return reply.stream(self._done(self._streamed(*reply.request)))
+        return reply.finish(self._done(self._reply(*reply.request)))
+
+    @overload
+    async def achat(
+        self,
+        messages: Messages,
+        *,
+        stream: Literal[False] = False,
+        **options: Unpack[ChatOptions],
+    ) -> Generation: ...
+
+    @overload
+    async def achat(
+        self,
+        messages: Messages,
+        *,
+        stream: Literal[True],
+        **options: Unpack[ChatOptions],
+    ) -> ChatStream: ...
 
     async def achat(
         self,
         messages: Messages,
         *,
+        stream: bool = False,
         cache: KVCache | None = None,
         tools: Tools | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
@@ -109,22 +206,22 @@ class Gemma(Model):
         template: Template | str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
-    ) -> Generation:
-        """`chat` on an asyncio event loop, which it does not block while the
-        model runs. A task that is cancelled leaves the cache as it was.
+    ) -> Generation | ChatStream:
+        """Replies as `chat` does without blocking the event loop.
+
+            async for piece in await gemma.achat(messages, stream=True):
+                print(piece.text, end="", flush=True)
+
+        A task that is cancelled leaves the cache as it was.
         """
-        chosen = self._template(template)
-        said, form, more = self._tools_of(
-            chosen, tools, tool_choice, parallel_tool_calls, options
-        )
-        call = self._chat_call(
-            messages, cache, said, chosen, think, template_kwargs, more
-        )
-        generation = await self._adone(self._reply(*call))
-        if cache is not None:
-            cache._become(call[0])
-        reader = ReplyReader(self._needed_tokenizer(), form)
-        return with_parts(generation, read_reply(reader, generation))
+        reply = self._begin_reply(
+            messages, cache, tools, tool_choice, parallel_tool_calls, think,
+            template, template_kwargs, options,
+        )  # fmt: skip
+        if boolean("stream", stream):
+            work = self._streamed(*reply.request)
+            return reply.stream(await self._adone(work))
+        return reply.finish(await self._adone(self._reply(*reply.request)))
 
     def apply_chat_template(
         self,
@@ -192,39 +289,46 @@ class Gemma(Model):
             )
         )
 
-    def _chat_call(
+    def _begin_reply(
         self,
         messages: Messages,
         cache: KVCache | None,
         tools: Tools | None,
-        template: Template | str | None,
+        tool_choice: str | Mapping[str, Any] | None,
+        parallel_tool_calls: bool,
         think: bool | None,
+        template: Template | str | None,
         template_kwargs: Mapping[str, Any] | None,
-        options: Any,
-    ) -> tuple[KVCache, TokenArray, dict[str, Any], list[int]]:
-        """What a chat calls `_reply` with: a cache of its own, with
-        what `cache` holds of the conversation, and the rest of it.
+        options: Options,
+    ) -> _Reply:
+        """Checks the arguments of `chat`, and encodes what is to be computed:
+        in a cache of its own, which begins with what `cache` holds of it.
         """
-        check_reply_options(options)
         chosen = self._template(template)
+        listed, form, more = self._tools_of(
+            chosen, tools, tool_choice, parallel_tool_calls, options
+        )
+        check_reply_options(more)
         if not isinstance(template_kwargs, Mapping | None):
             raise unexpected(
                 "template_kwargs", "a mapping or None", template_kwargs
             )
         variables = thinking(chosen, think) | dict(template_kwargs or {})
         ids = self.apply_chat_template(
-            messages, tools=tools, template=chosen, **variables
+            messages, tools=listed, template=chosen, **variables
         )
         if cache is None:
-            work = create_kv_cache(self.config)
+            work = self.new_cache()
         else:
             check_cache("cache", cache)
             work = cache.fork()
             # The last token is computed anew: its logits are not kept.
             work.truncate(min(common_exact(work.tokens, ids), len(ids) - 1))
-        options = {**options, "stop": stop_texts(chosen, options)}
-        ends = stop_ids(chosen, self._needed_tokenizer())
-        return work, ids[len(work) :], options, ends
+        more["stop"] = stop_texts(chosen, more)
+        tokenizer = self._needed_tokenizer()
+        ends = stop_ids(chosen, tokenizer)
+        request = work, ids[len(work) :], more, ends
+        return _Reply(request, cache, tokenizer, form)
 
     def _template(self, template: Template | str | None) -> Template:
         if template is None:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gemmakv._support.json import plain_json
 from gemmakv.chat._messages import (
     Message,
     Messages,
@@ -14,7 +15,6 @@ from gemmakv.chat._messages import (
     is_parts,
     items,
     messages_of,
-    plain_json,
 )
 from gemmakv.chat._native_calls import QUOTE
 from gemmakv.chat._turns import ANY_ORDER

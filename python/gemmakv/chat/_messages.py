@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gemmakv.errors import brief, unexpected
+from gemmakv._support.json import dict_of, loads
+from gemmakv.errors import unexpected
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -91,7 +90,7 @@ class Message:
             return [content]
         if is_parts(content):
             return [part["text"] for part in content]
-        return [json.dumps(content, ensure_ascii=False, default=_dict_of)]
+        return [json.dumps(content, ensure_ascii=False, default=dict_of)]
 
     @property
     def text(self) -> str:
@@ -209,70 +208,6 @@ def check_turns(messages: Sequence[Message]) -> None:
             )
 
 
-def plain_json(name: str, value: Any) -> Any:
-    """A copy of what JSON can say, of plain types alone.
-
-    Raises ValueError that begins with `name` for what it cannot say, and for
-    text that is not Unicode.
-    """
-    try:
-        text = json.dumps(
-            value, ensure_ascii=False, default=_dict_of, allow_nan=False
-        )
-        text.encode("utf-8")
-        return json.loads(text)
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}: found a lone surrogate "
-            f"(U+{ord(error.object[error.start]):04X}), which is not Unicode "
-            "text"
-        ) from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{name}: expected what JSON can say, found {error}"
-        ) from None
-
-
-def loads_finite(text: str) -> Any:
-    """What JSON text says; of numbers beyond all floats the largest float, so
-    that it can be said again.
-    """
-    return json.loads(text, parse_float=_finite)
-
-
-def _finite(text: str) -> float:
-    return max(-sys.float_info.max, min(sys.float_info.max, float(text)))
-
-
-def _refuse_number(text: str) -> Any:
-    raise ValueError(f"{brief(text)}, which is no number of JSON's")
-
-
-def _float(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _refuse_number(text)
-
-
-def to_json(value: object, indent: int | None = None) -> bytes:
-    """ASCII, so that any str goes through, lone surrogates included.
-
-    Raises ValueError for what JSON cannot say.
-    """
-    try:
-        text = json.dumps(value, indent=indent, default=_dict_of)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            "messages: only what JSON can say can be kept; found " + str(error)
-        ) from None
-    return text.encode("ascii")
-
-
-def _dict_of(value: object) -> object:
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(brief(value))
-
-
 def items(name: str, values: Any) -> list[Any]:
     """A list of what is one. Raises ValueError for text and dicts too."""
     if isinstance(values, Iterable) and not isinstance(
@@ -358,12 +293,10 @@ def _call(name: str, call: Any) -> dict[str, Any]:
     given = arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(
-                arguments or "{}",
-                parse_float=_float,
-                parse_constant=_refuse_number,
+            arguments = loads(
+                name, arguments or "{}", unique=False, finite=True
             )
-        except (ValueError, RecursionError):
+        except ValueError:
             arguments = None
         function = {**function, "arguments": arguments}
     if given is not None and not isinstance(arguments, Mapping):

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from gemmakv.chat._messages import loads_finite
+from gemmakv._support.json import loads_finite
 from gemmakv.chat._native_grammar import native_grammar
 from gemmakv.chat._tools import ToolSchema, ToolUse, tool_grammar
 from gemmakv.generation._grammar import Grammar

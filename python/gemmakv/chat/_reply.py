@@ -11,7 +11,6 @@ import codecs
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from gemmakv.chat._native_calls import (
     CALL,
@@ -71,7 +70,6 @@ class ReplyReader:
         self._native = NATIVE.get(form or "")
         self._marks = marks_of(tokenizer, self._native)
         self._json = CallReader() if form == "json" else None
-        # All that follows is immutable, so `state` is cheap.
         self._thinks = False  # the tokens that come, see `reasoning_tokens`
         self._cut = b""  # the beginning of a character
         self._said = 0  # characters that the tokens have come to
@@ -84,13 +82,6 @@ class ReplyReader:
         self._started = begun  # there was text
         self._thought = False  # there was one
         self._spaces = self._thought_spaces = ""  # text may follow it
-
-    def state(self) -> dict[str, Any]:
-        """For `restore`. Not of calls in JSON."""
-        return dict(self.__dict__)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
 
     def push(self, token: int, text: str) -> list[Part]:
         """What is certain with a token and the text that came with it;

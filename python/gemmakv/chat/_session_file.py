@@ -20,13 +20,14 @@ from typing import (
 import numpy as np
 
 from gemmakv._support.files import PathOrFile, StrPath, read_all
+from gemmakv._support.json import to_json
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.cache._pool import BlockPool
-from gemmakv.chat._messages import Message, messages_of, to_json
+from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._transcript import Ids
 from gemmakv.errors import CorruptFile, MismatchError, brief, one_line
 from gemmakv.generation._grammar import Grammar
-from gemmakv.generation._options import split_rows
+from gemmakv.generation._options import APART, split_rows
 
 if TYPE_CHECKING:
     from gemmakv.chat._gemma import Gemma
@@ -111,7 +112,7 @@ def _head(text: SessionText, version: int, kv_bytes: int) -> bytes:
         fields["think"] = text.think
     fields["messages"] = [message.to_dict() for message in text.messages]
     fields["options"] = options_to_json(text.options)
-    document = to_json(fields)
+    document = to_json("messages", fields)
     head = _HEADER.pack(MAGIC, version, 0, len(document), kv_bytes) + document
     return head + hashlib.sha256(head).digest()
 
@@ -234,7 +235,7 @@ def options_to_json(options: Mapping[str, Any]) -> dict[str, Any]:
     plain = {
         name: value
         for name, value in options.items()
-        if name not in ("progress", "draft") and not callable(value)
+        if name not in APART and not callable(value)
     }
     if plain.get("logit_bias"):  # JSON has neither int keys nor infinity
         plain["logit_bias"] = [

@@ -1,4 +1,4 @@
-"""A reply of a session, piece by piece."""
+"""A reply to messages, piece by piece."""
 
 from __future__ import annotations
 
@@ -7,39 +7,55 @@ import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gemmakv import _core
-from gemmakv.chat._conversation import Turn
-from gemmakv.chat._reply import said
+from gemmakv.chat._reply import ReplyReader, said
 from gemmakv.generation._result import Generation, Piece
 from gemmakv.generation._stream import _POLL_S, LetGo, PieceStream, Stream
+
+
+class Answer(Protocol):
+    """What becomes of a reply: a turn of a session, or the result of a call."""
+
+    def reader(self) -> ReplyReader:
+        """Makes what tells the parts of the reply apart."""
+
+    def finish(self, generation: Generation) -> Generation:
+        """Takes in the reply; returns it with its parts apart."""
+
+    def keep(self, text: str, reasoning: str) -> str:
+        """Takes in what there is of one that failed; returns its text."""
+
+    def take_back(self) -> None:
+        """Leaves all as it was before."""
 
 
 class ChatStream(PieceStream):
     """Pieces of a reply that is being made: `for`, or `async for`, which
     never blocks its event loop.
 
-    The texts of all pieces joined are the reply as it stands in the session's
-    messages: white space around it is left out, so white space waits for the
-    text that follows it. The same holds for `reasoning`, what the model thinks
-    before. The session is busy until the stream has ended, is
-    cancelled or dropped. To be read by one thread or task at a time.
+    The texts of all pieces joined are the reply's text, without white space
+    around it, so white space waits for the text that follows it. The same
+    holds for `reasoning`, what the model thinks before. Calls of tools are in
+    `result` alone. To be read by one thread or task at a time.
 
-    An exception of the generation or of its `progress` ends the reply: what
-    was delivered of it stays in the session, marked `incomplete`. If that is
-    nothing, the session is as it was before the turn.
+    A session is busy until its stream has ended, is cancelled or dropped. An
+    exception of the generation or of its `progress` ends the reply: what was
+    delivered of it stays in the session, marked `incomplete`, or in the cache
+    that `Gemma.chat` was given. If that is nothing, both are as they were.
     """
 
     def __init__(
-        self, inner: Stream, turn: Turn, release: Callable[[], None]
+        self, inner: Stream, turn: Answer, release: Callable[[], None]
     ) -> None:
         """`release` is called when the turn has ended."""
         self._inner = inner
         self._handle = inner._handle
         self._turn = turn
         self._release = release
-        self._reader = turn.talk.reader()
+        self._reader = turn.reader()
+        self._pushed: list[tuple[int, str]] = []  # to the reader
         self._text = self._reasoning = ""  # of all pieces of `inner`
         self._ready: deque[Piece] = deque()  # read, but not given out
         self._ended = False  # the session has the reply, or is as before
@@ -116,6 +132,9 @@ class ChatStream(PieceStream):
     def _over(self) -> bool:
         return self._ended and not self._ready
 
+    def _pause(self) -> float | None:
+        return self._inner._pause()
+
     def _ending(self) -> bool:
         return not self._ended and self._inner._ending()
 
@@ -125,15 +144,18 @@ class ChatStream(PieceStream):
             (self._text, self._reasoning),
             self._given,
             tuple(self._ready),
-            self._reader.state(),
+            len(self._pushed),
         )
 
     def _restore(self, before: Any) -> None:
         if not self._ended:
-            inner, texts, self._given, ready, reader = before
+            inner, texts, self._given, ready, count = before
             self._text, self._reasoning = texts
             self._ready = deque(ready)
-            self._reader.restore(reader)
+            del self._pushed[count:]
+            self._reader = self._turn.reader()
+            for token, text in self._pushed:
+                self._reader.push(token, text)
             self._inner._restore(inner)
 
     def _read(self, seconds: float) -> Piece | None:
@@ -174,7 +196,8 @@ class ChatStream(PieceStream):
 
     def _take(self, piece: Piece) -> Piece | None:
         """Notes a piece of `inner`; what is to be shown of it."""
-        text, reasoning = said(self._reader.push(piece.token_id, piece.text))
+        self._pushed.append((piece.token_id, piece.text))
+        text, reasoning = said(self._reader.push(*self._pushed[-1]))
         self._text += text
         self._reasoning += reasoning
         if piece.token_id < 0 and not text and not reasoning:
@@ -187,9 +210,10 @@ class ChatStream(PieceStream):
         """
         if self._ended:
             return
-        self._inner._callback = None
+        self._inner.forget_callbacks()
         try:
             self._drain()
+            self._give_held()
             self._generation = self._turn.finish(self._inner.result())
             self._cut(len(self._generation.text))
         except BaseException as error:
@@ -200,7 +224,7 @@ class ChatStream(PieceStream):
     def _fail(self, error: BaseException) -> None:
         """Keeps what was delivered; with nothing, all is as before the turn."""
         self._failure = error
-        self._inner._callback = None
+        self._inner.forget_callbacks()
         self._inner.cancel()
         try:
             self._drain(Exception)  # the failure itself, again
@@ -226,6 +250,17 @@ class ChatStream(PieceStream):
             piece = None if piece is None else self._take(piece)
             if piece is not None:
                 self._ready.append(piece)
+
+    def _give_held(self) -> None:
+        """Adds to the last piece what its reader held back, as it might have
+        been a call.
+        """
+        text, _ = said(self._reader.end())
+        if not text:
+            return
+        last = self._ready.pop() if self._ready else Piece("", -1)
+        self._ready.append(dataclasses.replace(last, text=last.text + text))
+        self._text += text
 
     def _cut(self, length: int) -> None:
         """Has what is still to be given out end with the message."""

@@ -21,13 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from gemmakv.chat._messages import (
-    Message,
-    Tools,
-    items,
-    loads_finite,
-    plain_json,
-)
+from gemmakv._support.json import loads_finite, plain_json
+from gemmakv.chat._messages import Message, Tools, items
 from gemmakv.errors import brief, unexpected
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._result import ToolCall

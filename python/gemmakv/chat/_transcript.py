@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from gemmakv.chat._messages import Segment
 from gemmakv.errors import MismatchError, brief
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer, with_bos
 
 Ids = npt.NDArray[np.int32]
 
@@ -40,9 +40,7 @@ class Encoder:
             known[segment] = tokens
             ids += tokens
         self._known = known
-        if self._bos_id >= 0 and ids[:1] != [self._bos_id]:
-            ids.insert(0, self._bos_id)
-        return np.array(ids, np.int32)
+        return np.array(with_bos(ids, self._bos_id), np.int32)
 
     def _encode(self, segment: Segment) -> list[int]:
         if not segment.special:

@@ -9,13 +9,9 @@ from typing import Any
 import typer
 
 from gemmakv import _core
-from gemmakv._support.arguments import (
-    choice,
-    integer,
-    quantize_target,
-    utf8_text,
-)
+from gemmakv._support.arguments import choice, integer, quantize_target
 from gemmakv._support.extras import install_command
+from gemmakv._support.text import is_unicode, utf8_text
 from gemmakv.cache._kv_cache import KV_DTYPES
 from gemmakv.models._aliases import ALIASES
 from gemmakv.models._forms import is_model_folder
@@ -142,14 +138,10 @@ def text_of(text: str) -> str:
 
     Raises typer.BadParameter for what is none; Python has it in surrogates.
     """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        data = os.fsencode(text)
-    else:
+    if is_unicode(text):
         return text
     try:
-        return utf8_text(data)
+        return utf8_text(os.fsencode(text))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

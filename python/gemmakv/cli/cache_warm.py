@@ -113,7 +113,8 @@ def _open(folder: str) -> tuple[str, PrefixCache]:
 def _ids(gemma: Gemma, name: str, text: str, chat: bool) -> TokenArray:
     """Of a text, or of what all chats begin with that have it as system."""
     if not chat:
-        return prompt_ids(name, text, gemma.config, gemma.tokenizer, False)
+        ids, _ = prompt_ids(name, text, gemma.config, gemma.tokenizer, False)
+        return ids
     system = Message("system", text)
     one, other = (
         gemma.apply_chat_template([system, Message("user", user)])

@@ -23,8 +23,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from gemmakv._support.arguments import utf8_text
 from gemmakv._support.sizes import in_bytes
+from gemmakv._support.text import utf8_text
 from gemmakv.cache._prefix import PrefixCache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.models import _catalog as models

@@ -12,10 +12,11 @@ from typing import Any, get_args, get_type_hints
 import typer
 
 import gemmakv
-from gemmakv._support.arguments import integer, number, utf8_text
+from gemmakv._support.arguments import integer, number
 from gemmakv._support.extras import install_command
 from gemmakv._support.processors import check_pinned, processors, shares
 from gemmakv._support.sizes import parse_bytes
+from gemmakv._support.text import utf8_text
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL_HELP, complete_model, examples, no_model
 from gemmakv.cli.sources import Misplaced, blaming, note_config

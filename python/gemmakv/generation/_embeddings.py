@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from gemmakv._support.text import check_unicode
 from gemmakv.errors import brief, unexpected
 from gemmakv.generation._prompts import (
     Prompt,
@@ -15,7 +16,7 @@ from gemmakv.generation._prompts import (
 )
 from gemmakv.models._config import ModelConfig
 from gemmakv.models._embedding import EmbeddingInfo
-from gemmakv.tokenizers._tokenizer import Tokenizer, check_unicode
+from gemmakv.tokenizers._tokenizer import Tokenizer
 
 POOLINGS = ("mean", "last")
 PLACE = "{text}"
@@ -111,7 +112,7 @@ def embedding_ids(
             if tokenizer is not None and not truncate:
                 least = tokenizer._at_least(whole, most + 1)
                 _check_count(name, least, most, "at least ")
-            ids = prompt_ids(name, whole, config, tokenizer, parse_special)
+            ids, _ = prompt_ids(name, whole, config, tokenizer, parse_special)
             if adds_eos:
                 ids = np.append(ids, np.int32(config.eos_ids[0]))
         elif prompt is not None:

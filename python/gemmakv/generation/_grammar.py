@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from gemmakv._support.arguments import choice
+from gemmakv._support.json import plain_json
+from gemmakv._support.text import encode_utf8
 from gemmakv.errors import brief, unexpected
 from gemmakv.generation._schema_check import SchemaError, checked_schema
 from gemmakv.generation._schema_fit import Attempt, Fitting, Tried
@@ -19,11 +21,6 @@ MAX_TOOLS_BYTES = 512 << 10  # of many tools
 MAX_DEPTH = 64
 KINDS = ("json_schema", "regex", "lark", "tools")
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-# Of JSON as json.dumps writes it; with a group where one half of a pair of
-# surrogates stands alone.
-_ESCAPES = re.compile(
-    r"\\(?:u(?:d[89ab]..\\ud[c-f]..|(d[89a-f]..)|....)|.)"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +50,7 @@ class Grammar:
             raise unexpected(
                 f"grammar: {self.kind}", "a text that is not empty", self.text
             )
-        try:
-            size = len(self.text.encode("utf-8"))
-        except UnicodeEncodeError:
-            raise ValueError(
-                "grammar: found a lone surrogate, which is not Unicode text"
-            ) from None
+        size = len(encode_utf8("grammar", self.text))
         most = MAX_TOOLS_BYTES if self.kind == "tools" else MAX_BYTES
         if size > most:
             raise ValueError(
@@ -112,18 +104,10 @@ class Grammar:
             raise ValueError(
                 f"grammar: expected at most {MAX_BYTES} bytes, found more"
             )
-        try:
-            text = json.dumps(dict(schema), allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
-                "grammar: expected a JSON schema of what JSON can say, found "
-                + brief(str(error))
-            ) from None
-        if any(escape[1] for escape in _ESCAPES.finditer(text)):
-            raise ValueError(
-                "grammar: found a lone surrogate, which is not Unicode text"
-            )
-        return cls("json_schema", text)
+        plain = plain_json(
+            "grammar", schema, "a JSON schema of what JSON can say"
+        )
+        return cls("json_schema", json.dumps(plain))
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:

@@ -19,15 +19,24 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.arguments import boolean, integer, quantize_target
+from gemmakv._support.arguments import (
+    QuantizeType,
+    boolean,
+    integer,
+    quantize_target,
+)
 from gemmakv._support.processors import check_pinned, thread_limit
 from gemmakv._support.progress import (
     Callback,
     Progress,
+    all_reports,
     as_callback,
+    check_prompt_progress,
+    prompt_report,
     token_report,
 )
-from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.cache._kv_cache import KVCache, KvDtype, create_kv_cache
+from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import (
     PrefixCache,
     core_prefix_cache,
@@ -46,6 +55,7 @@ from gemmakv.generation._options import (
     BatchOptions,
     GenerationOptions,
     Options,
+    Speculate,
     core_options,
     grammar_of,
     speculation,
@@ -56,9 +66,9 @@ from gemmakv.generation._profile import StepProfile, profile_of
 from gemmakv.generation._prompts import (
     Prompt,
     TokenArray,
-    adds_bos,
+    check_cache,
+    placed,
     prompt_ids,
-    token_ids,
 )
 from gemmakv.generation._result import Generation, Prefill, generation_of
 from gemmakv.generation._scores import choice_ids, probabilities
@@ -120,9 +130,9 @@ class Model:
         pin_threads: bool = False,
         progress: Progress = None,
         packed_cache: bool | str | os.PathLike[str] = True,
-        quantize: str | None = None,
+        quantize: QuantizeType | None = None,
         prefix_cache: bool | PrefixCache = True,
-        speculate: str | None = None,
+        speculate: Speculate | None = None,
         profile: bool = False,
         draft: Model | None = None,
     ) -> Self:
@@ -224,8 +234,8 @@ class Model:
         *,
         threads: int | None = None,
         pin_threads: bool = False,
-        quantize: str | None = None,
-        speculate: str | None = None,
+        quantize: QuantizeType | None = None,
+        speculate: Speculate | None = None,
         profile: bool = False,
         draft: Model | None = None,
     ) -> Self:
@@ -468,10 +478,32 @@ class Model:
             )
         return profile_of(self._engine)
 
+    def new_cache(
+        self,
+        capacity_tokens: int | None = None,
+        kv_dtype: KvDtype = "bf16",
+        *,
+        block_tokens: int = 64,
+        checkpoint_bytes: int | None = None,
+        pool: BlockPool | None = None,
+    ) -> KVCache:
+        """Makes an empty conversation for this model.
+
+        Arguments and errors are those of `gemmakv.create_kv_cache`.
+        """
+        return create_kv_cache(
+            self._config,
+            capacity_tokens,
+            kv_dtype,
+            block_tokens=block_tokens,
+            checkpoint_bytes=checkpoint_bytes,
+            pool=pool,
+        )
+
     @overload
     def generate(
         self,
-        cache: KVCache,
+        cache: KVCache | None,
         prompt: Prompt,
         *,
         n: None = None,
@@ -481,23 +513,38 @@ class Model:
     @overload
     def generate(
         self,
-        cache: KVCache,
+        cache: KVCache | None,
         prompt: Prompt,
         *,
         n: int,
         **options: Unpack[Options],
     ) -> list[Generation]: ...
 
+    @overload
+    def generate(
+        self, prompt: Prompt, *, n: None = None, **options: Unpack[Options]
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+    ) -> list[Generation]: ...
+
     def generate(
         self,
-        cache: KVCache,
-        prompt: Prompt,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
         *,
         n: int | None = None,
         **options: Unpack[Options],
     ) -> Generation | list[Generation]:
-        """Appends `prompt` to the conversation and samples a completion.
+        """Appends a prompt to a conversation, or begins a new one, and samples
+        a completion.
 
+            gemma.generate("Once upon a time").text
+            gemma.generate(cache, "and then").text
+
+        A prompt alone begins a conversation that is dropped with the result.
         A str gets BOS in front if the conversation is empty; token ids are
         taken as they are. An empty str continues what is there.
 
@@ -511,6 +558,7 @@ class Model:
         A prompt that does not fit raises CacheFullError before any work; any
         call that raises (Ctrl-C included) leaves the cache as it was.
         """
+        cache, prompt = self._place(cache, prompt)
         if n is not None:
             return self._done(self._samples(cache, prompt, n, options))
         return self._done(self._reply(cache, prompt, options))
@@ -518,7 +566,7 @@ class Model:
     @overload
     async def agenerate(
         self,
-        cache: KVCache,
+        cache: KVCache | None,
         prompt: Prompt,
         *,
         n: None = None,
@@ -528,17 +576,27 @@ class Model:
     @overload
     async def agenerate(
         self,
-        cache: KVCache,
+        cache: KVCache | None,
         prompt: Prompt,
         *,
         n: int,
         **options: Unpack[Options],
     ) -> list[Generation]: ...
 
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, *, n: None = None, **options: Unpack[Options]
+    ) -> Generation: ...
+
+    @overload
+    async def agenerate(
+        self, prompt: Prompt, *, n: int, **options: Unpack[Options]
+    ) -> list[Generation]: ...
+
     async def agenerate(
         self,
-        cache: KVCache,
-        prompt: Prompt,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
         *,
         n: int | None = None,
         **options: Unpack[Options],
@@ -549,35 +607,39 @@ class Model:
         A task that is cancelled leaves the cache as it was; it ends with the
         step of the model that runs.
         """
+        cache, prompt = self._place(cache, prompt)
         if n is not None:
             return await self._adone(self._samples(cache, prompt, n, options))
         return await self._adone(self._reply(cache, prompt, options))
 
     def prefill(
         self,
-        cache: KVCache,
-        prompt: Prompt,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
         *,
         parse_special: bool = False,
         progress: Progress = None,
     ) -> Prefill:
-        """Appends `prompt` to the conversation and computes it, and what else
+        """Appends a prompt to a conversation and computes it, and what else
         of the conversation is not computed yet; samples nothing.
 
-        Arguments and errors are those of `generate`.
+        Arguments and errors are those of `generate`. A prompt without a
+        conversation is computed for the prefix cache alone.
         """
+        cache, prompt = self._place(cache, prompt)
         options = {"parse_special": parse_special, "progress": progress}
         return self._done(self._prefill(cache, prompt, options))
 
     async def aprefill(
         self,
-        cache: KVCache,
-        prompt: Prompt,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
         *,
         parse_special: bool = False,
         progress: Progress = None,
     ) -> Prefill:
-        """`prefill` as `agenerate` does it."""
+        """Does `prefill` without blocking the event loop, as `agenerate`."""
+        cache, prompt = self._place(cache, prompt)
         options = {"parse_special": parse_special, "progress": progress}
         return await self._adone(self._prefill(cache, prompt, options))
 
@@ -597,46 +659,85 @@ class Model:
         rows = _listed("caches", caches), _listed("prompts", prompts)
         return self._done(self._rows(*rows, options, batch=True))
 
-    def stream(
-        self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
-    ) -> Stream:
-        """`generate` piece by piece: an iterator and async iterator.
+    async def agenerate_batch(
+        self,
+        caches: Sequence[KVCache],
+        prompts: Sequence[Prompt],
+        **options: Unpack[BatchOptions],
+    ) -> list[Generation]:
+        """Generates for several conversations at once without blocking the
+        event loop.
 
-        Bad arguments raise here, before anything runs. A stream that is
-        cancelled keeps every token that it returned, and if that is none, not
-        the prompt either.
+        A task that is cancelled leaves all caches as they were.
         """
+        rows = _listed("caches", caches), _listed("prompts", prompts)
+        return await self._adone(self._rows(*rows, options, batch=True))
+
+    def stream(
+        self,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """Generates piece by piece: an iterator and an async iterator.
+
+        Arguments are those of `generate`; bad ones raise here, before
+        anything runs. A stream that is cancelled keeps every token that it
+        returned, and if that is none, not the prompt either.
+        """
+        cache, prompt = self._place(cache, prompt)
         return self._done(self._streamed(cache, prompt, options))
 
     async def astream(
-        self, cache: KVCache, prompt: Prompt, **options: Unpack[Options]
+        self,
+        cache: KVCache | Prompt | None = None,
+        prompt: Prompt | None = None,
+        **options: Unpack[Options],
     ) -> Stream:
-        """`stream` that does not block the event loop where the cache is in
-        use: it waits for it like `agenerate`.
+        """Does `stream` without blocking the event loop: it waits for a cache
+        that is in use like `agenerate`.
         """
+        cache, prompt = self._place(cache, prompt)
         return await self._adone(self._streamed(cache, prompt, options))
 
     def logits(
-        self,
-        cache: KVCache,
-        tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
-        all_positions: bool = False,
+        self, cache: KVCache, tokens: Prompt, all_positions: bool = False
     ) -> npt.NDArray[np.float32]:
-        """Appends token ids and gives the logits of what follows.
+        """Appends a text or token ids and gives the logits of what follows.
 
         Returns float32 [vocab_size] after the last token, or with
-        `all_positions` [len(tokens), vocab_size]. No BOS is added. Raises
-        ValueError for no tokens or one that is out of range, CacheFullError
-        if they do not fit; the cache is then as it was.
+        `all_positions` [n, vocab_size] for the n tokens. A text is encoded as
+        in `generate`. Raises ValueError for no tokens or one that is out of
+        range, CacheFullError if they do not fit; the cache is then as it was.
         """
-        check_cache("cache", cache)
-        if isinstance(tokens, str):
-            raise ValueError(
-                "tokens: expected token ids, found a str; "
-                "gemma.tokenizer.encode(text) gives them"
-            )
-        ids = token_ids("tokens", tokens, self._config.vocab_size)
+        ids = self._logits_ids(cache, tokens)
         return self._engine.logits(cache._core, ids, bool(all_positions))
+
+    async def alogits(
+        self, cache: KVCache, tokens: Prompt, all_positions: bool = False
+    ) -> npt.NDArray[np.float32]:
+        """Computes `logits` on a thread of its own.
+
+        A task that is cancelled ends with the step of the model that runs,
+        and leaves the cache as it was unless that was the last step.
+        """
+        ids = self._logits_ids(cache, tokens)
+        engine, core, every = self._engine, cache._core, bool(all_positions)
+        return await off_the_loop(
+            lambda check: engine.logits(core, ids, every, check)
+        )
+
+    def _logits_ids(self, cache: KVCache, tokens: Prompt) -> TokenArray:
+        """Checks the arguments of `logits`, and encodes a text."""
+        check_cache("cache", cache)
+        ids, bos = prompt_ids(
+            "tokens", tokens, self._config, self._tokenizer, False
+        )
+        if len(cache):
+            ids = ids[bos:]
+        if not len(ids):
+            raise unexpected("tokens", "a token or more", tokens)
+        return ids
 
     def score(
         self,
@@ -667,29 +768,64 @@ class Model:
         Raises ValueError naming a bad argument, CacheFullError if prompt and
         choice do not fit.
         """
+        return self._scores(prompt, choices, cache, parse_special)(None)
+
+    async def ascore(
+        self,
+        prompt: Prompt,
+        choices: Sequence[Prompt],
+        *,
+        cache: KVCache | None = None,
+        parse_special: bool = False,
+    ) -> npt.NDArray[np.float32]:
+        """Computes `score` on a thread of its own.
+
+        A task that is cancelled ends with the step of the model that runs.
+        """
+        return await off_the_loop(
+            self._scores(prompt, choices, cache, parse_special)
+        )
+
+    def _scores(
+        self,
+        prompt: Prompt,
+        choices: Sequence[Prompt],
+        cache: KVCache | None,
+        parse_special: bool,
+    ) -> Callable[[Callable[[], None] | None], npt.NDArray[np.float32]]:
+        """Checks the arguments of `score`, and returns what computes it: that
+        calls a function now and then, and ends with what this raises.
+        """
         engine = self._engine
         if cache is not None:
             check_cache("cache", cache)
         found = choice_ids(
             choices, self._config, self._tokenizer, parse_special
         )
-        ids = prompt_ids(
+        ids, bos = prompt_ids(
             "prompt", prompt, self._config, self._tokenizer, parse_special
         )
         branch = (
             create_kv_cache(self._config) if cache is None else cache.fork()
         )
-        said = {"parse_special": parse_special}
-        if len(branch) and self._optional_bos([prompt], [said])[0]:
-            ids = ids[1:]
+        if len(branch):
+            ids = ids[bos:]
         if not len(ids):
             raise ValueError("prompt: expected a token or more, found none")
-        return probabilities(
-            lambda cache, ids, all: engine.logits(cache._core, ids, all),
-            branch,
-            ids,
-            found,
-        )
+
+        def compute(
+            check: Callable[[], None] | None,
+        ) -> npt.NDArray[np.float32]:
+            return probabilities(
+                lambda cache, ids, every: engine.logits(
+                    cache._core, ids, every, check
+                ),
+                branch,
+                ids,
+                found,
+            )
+
+        return compute
 
     @property
     def embedding_dims(self) -> list[int]:
@@ -806,14 +942,25 @@ class Model:
     ) -> npt.NDArray[np.float32]:
         return self._engine.embed(ids, dim, pooling, check)
 
+    def _place(
+        self, cache: KVCache | Prompt | None, prompt: Prompt | None
+    ) -> tuple[KVCache, Prompt]:
+        """Tells them apart, with a new conversation where none is given."""
+        found, prompt = placed(cache, prompt)
+        return create_kv_cache(self._config) if found is None else found, prompt
+
     def _prepare(
         self,
         caches: list[KVCache],
         prompts: list[Prompt],
         options: Any,
         batch: bool,
-    ) -> tuple[list[dict[str, Any]], list[TokenArray], Callback | None]:
-        """Checked options and token ids of each row."""
+    ) -> tuple[
+        list[dict[str, Any]], list[TokenArray], list[bool], Callback | None
+    ]:
+        """Checks options and encodes prompts: of each row both, and whether
+        the prompt begins with a BOS for an empty conversation alone.
+        """
         if len(caches) != len(prompts):
             raise ValueError(
                 f"prompts: expected one per cache ({len(caches)}), found "
@@ -826,21 +973,25 @@ class Model:
         for row in rows:
             row.setdefault("speculate", "draft" if drafts else self._speculate)
             speculation(row["speculate"], drafts or self._has_draft)
-        tokens = []
+        tokens, bos = [], []
         for i, (cache, prompt) in enumerate(zip(caches, prompts)):
             check_cache(f"caches[{i}]" if batch else "cache", cache)
             if self._tokenizer is None and rows[i].get("stop"):
                 raise ValueError("stop: this model has no tokenizer")
-            tokens.append(
-                prompt_ids(
-                    f"prompts[{i}]" if batch else "prompt",
-                    prompt,
-                    self._config,
-                    self._tokenizer,
-                    rows[i].get("parse_special", False),
-                )
+            ids, added = prompt_ids(
+                f"prompts[{i}]" if batch else "prompt",
+                prompt,
+                self._config,
+                self._tokenizer,
+                rows[i].get("parse_special", False),
             )
-        return rows, tokens, as_callback(options.get("progress"), "generating")
+            tokens.append(ids)
+            bos.append(added)
+        callback = as_callback(options.get("progress"), "generating")
+        told = check_prompt_progress(options.get("prompt_progress"))
+        if batch and told is not None:
+            raise unexpected("prompt_progress", "none for a batch", told)
+        return rows, tokens, bos, callback
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         """Raises what a call with these would raise before it runs, but for
@@ -848,25 +999,12 @@ class Model:
         """
         GenerationOptions.check(options, self._config.vocab_size)
         as_callback(options.get("progress"), "generating")
+        check_prompt_progress(options.get("prompt_progress"))
         draft = _draft_engine(options.get("draft"))
         if draft is not None:
             _with_draft(self._engine, draft)
         has_draft = draft is not None or self._has_draft
         speculation(options.get("speculate"), has_draft)
-
-    def _optional_bos(
-        self, prompts: Sequence[Prompt], rows: Sequence[Mapping[str, Any]]
-    ) -> list[bool]:
-        """Which begin with a BOS that is for empty conversations alone."""
-        return [
-            adds_bos(
-                prompt,
-                self._config,
-                self._tokenizer,
-                row.get("parse_special", False),
-            )
-            for prompt, row in zip(prompts, rows)
-        ]
 
     def _compile(
         self, options: Any, seconds: float | None = None
@@ -900,18 +1038,21 @@ class Model:
         end_ids: Sequence[int] = (),
         boundaries: Sequence[Sequence[int]] = (),
     ) -> Work[list[Generation]]:
-        rows, tokens, callback = self._prepare(caches, prompts, options, batch)
-        bos = self._optional_bos(prompts, rows)
-        total = sum(
-            len(ids) + row.get("max_tokens", DEFAULT_MAX_TOKENS)
-            for ids, row in zip(tokens, rows)
+        rows, tokens, bos, callback = self._prepare(
+            caches, prompts, options, batch
         )
-        total -= sum(b and len(c) > 0 for b, c in zip(bos, caches))
+        to_read = _count_prompts(caches, tokens, bos)
+        to_sample = sum(
+            row.get("max_tokens", DEFAULT_MAX_TOKENS) for row in rows
+        )
         call = yield Job(
             [cache._core for cache in caches],
             tokens,
             [self._core_options(row, end_ids) for row in rows],
-            token_report(total, callback),
+            all_reports(
+                prompt_report(to_read, options.get("prompt_progress")),
+                token_report(to_read + to_sample, callback),
+            ),
             optional_bos=bos,
             boundaries=boundaries,
             constraints=[self._constraint(row) for row in rows],
@@ -953,7 +1094,7 @@ class Model:
         boundaries: Sequence[int] = (),
     ) -> Work[Stream]:
         """`stream` with what `_reply` takes besides."""
-        [row], [tokens], callback = self._prepare(
+        [row], [tokens], bos, callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
         own = None
@@ -965,27 +1106,32 @@ class Model:
             [tokens],
             [self._core_options(row, end_ids)],
             streamed=True,
-            optional_bos=self._optional_bos([prompt], [row]),
+            optional_bos=bos,
             boundaries=[boundaries],
             constraints=[self._constraint(row)],
             draft=_draft_engine(options.get("draft")),
         )
         total = row.get("max_tokens", DEFAULT_MAX_TOKENS)
-        return Stream(call, (self, cache, own), total, callback)
+        told = options.get("prompt_progress")
+        return Stream(call, (self, cache, own), total, callback, told)
 
     def _samples(
         self, cache: KVCache, prompt: Prompt, n: int, options: Any
     ) -> Work[list[Generation]]:
         count = integer("n", n, 1, MAX_INT)
-        [row], [tokens], callback = self._prepare(
+        [row], [tokens], bos, callback = self._prepare(
             [cache], [prompt], options, batch=False
         )
         # Computes the prompt and, as it has all the options, checks them.
         begin = time.monotonic()
         prompt_only = self._core_options(row | {"max_tokens": 0})
-        bos = self._optional_bos([prompt], [row])
         said = yield Job(
-            [cache._core], [tokens], [prompt_only], optional_bos=bos,
+            [cache._core], [tokens], [prompt_only],
+            prompt_report(
+                _count_prompts([cache], [tokens], bos),
+                options.get("prompt_progress"),
+            ),
+            optional_bos=bos,
             draft=_draft_engine(options.get("draft")),
         )  # fmt: skip
         if "deadline" in row:
@@ -1044,16 +1190,21 @@ class Model:
         return await adone(self._engine, work)
 
 
-def check_cache(name: str, cache: object) -> None:
-    if not isinstance(cache, KVCache):
-        raise unexpected(name, "a KVCache", cache)
-
-
 def _listed(name: str, rows: Sequence[_T]) -> list[_T]:
     # A str is a sequence of prompts, too, which nobody means.
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
         raise unexpected(name, "a list", rows)
     return list(rows)
+
+
+def _count_prompts(
+    caches: Sequence[KVCache],
+    prompts: Sequence[TokenArray],
+    bos: Sequence[bool],
+) -> int:
+    """Counts the tokens of prompts, as they go after these conversations."""
+    dropped = sum(one and len(cache) > 0 for cache, one in zip(caches, bos))
+    return sum(map(len, prompts)) - dropped
 
 
 def _thread_count(threads: int | None, pinned: bool) -> int:

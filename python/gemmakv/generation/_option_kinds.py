@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmakv._support.arguments import integer, number
+from gemmakv._support.text import encode_utf8
 from gemmakv.errors import brief, unexpected
 from gemmakv.generation._grammar import Grammar, of_response_format
 
@@ -174,13 +175,7 @@ class Texts(Kind):
                 raise unexpected(
                     name, "a str that is not empty, or a list of them", text
                 )
-            try:
-                data = text.encode("utf-8")
-            except UnicodeEncodeError:
-                raise ValueError(
-                    f"{name}: {brief(text)} holds a lone surrogate, which is "
-                    "not Unicode text"
-                ) from None
+            data = encode_utf8(name, text)
             in_reply = isinstance(text, ReplyStop)
             stops.append(ReplyStopData(data) if in_reply else data)
         return stops

@@ -11,9 +11,11 @@ from typing import (
     Any,
     ClassVar,
     Generic,
+    Literal,
     Protocol,
     TypedDict,
     TypeVar,
+    get_args,
 )
 from typing import get_type_hints as hints_of
 
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.progress import Progress
+from gemmakv._support.progress import Callback, Progress
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._option_kinds import (
     Bias,
@@ -39,6 +41,8 @@ from gemmakv.generation._option_kinds import (
     TokenIds,
 )
 
+PrefixMode = Literal["off", "read", "write", "on"]
+Speculate = Literal["off", "lookup", "draft"]
 Stop = str | Sequence[str] | None
 GrammarLike = Grammar | str | None
 Format = Mapping[str, Any] | None
@@ -74,7 +78,7 @@ class Draft(Protocol):
 
 
 # Keywords that are no options of the table.
-_APART = ("progress", "draft")
+APART = ("progress", "prompt_progress", "draft")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +177,7 @@ class _Keywords(
         Integer(), 0, "... and of so many likeliest at each place",
         "Implies logprobs.", in_chat=False)]
     prefix_cache: Annotated[_Text, Option(
-        Choice(("off", "read", "write", "on")), "on",
+        Choice(get_args(PrefixMode)), "on",
         "take from the prefix cache, and leave in it",
         '"read" takes and "write" leaves only.', in_chat=False)]
     grammar: Annotated[_Grammar, Option(
@@ -189,7 +193,7 @@ class _Keywords(
         '{"schema": ...}}. As `grammar` with a JSON schema.',
         in_chat=False, in_core=False)]
     speculate: Annotated[_Speculate, Option(
-        Choice(("off", "lookup", "draft")), None,
+        Choice(get_args(Speculate)), None,
         "check guesses of the next tokens in the same step",
         '"lookup" guesses that a text goes on as it did where its last tokens '
         'stood before, also in other requests of its tenant; "draft" asks the '
@@ -200,6 +204,7 @@ class _Keywords(
         Flag(), False, "names of control tokens in the prompt mean them",
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
     progress: Progress
+    prompt_progress: Callback | None
     draft: Draft | None
 
 
@@ -214,18 +219,20 @@ class Options(
         Stop,
         Sequence[int] | None,
         LogitsProcessor | None,
-        str,
+        PrefixMode,
         GrammarLike,
         Format,
-        str | None,
+        Speculate | None,
     ],
     total=False,
 ):
     """Keywords of `generate` and `stream`: docs/options.md lists them.
 
     `progress` is a callable(done, total) in tokens, or True for a line on
-    stderr. `draft` is a `Gemma` to ask what comes next in this call, instead
-    of the one that the model was loaded with.
+    stderr. `prompt_progress` is a callable(done, total) in tokens of the prompt
+    alone, which rises to the total before the first piece of a stream; what it
+    raises ends the call. `draft` is a `Gemma` to ask what comes next in this
+    call, instead of the one that the model was loaded with.
     """
 
 
@@ -240,10 +247,10 @@ class BatchOptions(
         Stop | Sequence[Stop],
         Sequence[int] | None | Sequence[Sequence[int] | None],
         LogitsProcessor | None | Sequence[LogitsProcessor | None],
-        str | Sequence[str],
+        PrefixMode | Sequence[PrefixMode],
         GrammarLike | Sequence[GrammarLike],
         Format | Sequence[Format],
-        str | None | Sequence[str | None],
+        Speculate | None | Sequence[Speculate | None],
     ],
     total=False,
 ):
@@ -261,7 +268,7 @@ class GenerationOptions:
         {
             name: hint.__metadata__[0]
             for name, hint in hints_of(_Keywords, include_extras=True).items()
-            if name not in _APART
+            if name not in APART
         }
     )
 
@@ -325,13 +332,13 @@ def split_rows(
     """
     result: list[dict[str, Any]] = [{} for _ in range(rows)]
     for name, value in keywords.items():
-        if name in _APART:
+        if name in APART:
             continue
         option = GenerationOptions.table.get(name)
         if option is None:
             raise TypeError(
                 f"unexpected keyword {name!r}; known: "
-                + ", ".join([*GenerationOptions.table, *_APART])
+                + ", ".join([*GenerationOptions.table, *APART])
             )
         values: Sequence[object] = [value] * rows
         names = [name] * rows

@@ -155,6 +155,7 @@ class ModelPrefixCache:
         _core.prefix_publish(self._engine, cache._core)
 
     def _ids(self, prompt: Prompt) -> TokenArray:
-        return prompt_ids(
+        ids, _ = prompt_ids(
             "prompt", prompt, self._config, self._tokenizer, False
         )
+        return ids

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from gemmakv.errors import brief
+from gemmakv._support.text import check_unicode
+from gemmakv.cache._kv_cache import KVCache
+from gemmakv.errors import ArgumentError, brief, unexpected
 from gemmakv.models._config import ModelConfig
-from gemmakv.tokenizers._tokenizer import Tokenizer, check_unicode
+from gemmakv.tokenizers._tokenizer import Tokenizer, with_bos
 
 Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]
 TokenArray = npt.NDArray[np.int32]
@@ -23,79 +25,99 @@ def prompt_ids(
     config: ModelConfig,
     tokenizer: Tokenizer | None,
     parse_special: bool,
-    bos: bool = True,
-) -> TokenArray:
-    """int32 [n]; a str gets BOS in front if `adds_bos` says so and `bos` is
-    true.
+) -> tuple[TokenArray, bool]:
+    """Encodes a prompt: int32 [n], and whether the first one is a BOS that is
+    for an empty conversation alone.
 
-    Raises ValueError that begins with `name` for what is no prompt.
+    A text gets such a BOS; token ids are taken as they are. Raises ValueError
+    that begins with `name` for what is no prompt.
     """
     if not isinstance(prompt, str):
-        return token_ids(name, prompt, config.vocab_size)
-    check_unicode(name, prompt)
-    if prompt and tokenizer is None:
+        return token_ids(name, prompt, config.vocab_size), False
+    ids = text_ids(name, prompt, config, tokenizer, parse_special)
+    whole = with_bos(ids, config.bos_id)
+    return np.array(whole, np.int32), len(whole) > len(ids)
+
+
+def text_ids(
+    name: str,
+    text: str,
+    config: ModelConfig,
+    tokenizer: Tokenizer | None,
+    parse_special: bool,
+) -> list[int]:
+    """Encodes a text, without BOS. Raises ValueError that begins with `name`
+    for one that the model cannot read.
+    """
+    check_unicode(name, text)
+    if tokenizer is None:
+        if not text:
+            return []
         raise ValueError(
             f"{name}: this model has no tokenizer (a folder needs a "
             "tokenizer.model or tokenizer.json); expected token ids, "
             "found a str"
         )
-    ids = tokenizer.encode(prompt, parse_special) if tokenizer else []
-    if tokenizer and ids and max(ids) >= config.vocab_size:
+    ids = tokenizer.encode(text, parse_special)
+    if ids and max(ids) >= config.vocab_size:
         # Possible for control tokens only: `loading.check_vocab_size`.
         raise ValueError(
             f"{name}: {brief(tokenizer.piece_of(max(ids)))} is token "
             f"{max(ids)}, which the model has no row for; expected token ids "
             f"in [0, {config.vocab_size})"
         )
-    if bos and adds_bos(prompt, config, tokenizer, parse_special):
-        ids.insert(0, config.bos_id)
-    return np.array(ids, np.int32)
+    return ids
 
 
-def adds_bos(
-    prompt: Prompt,
-    config: ModelConfig,
-    tokenizer: Tokenizer | None,
-    parse_special: bool,
-) -> bool:
-    """Whether a prompt gets a BOS in front, for an empty conversation alone:
-    a text does that does not begin with one itself.
+def placed(
+    cache: KVCache | Prompt | None, prompt: Prompt | None
+) -> tuple[KVCache | None, Prompt]:
+    """Tells a conversation and a prompt apart, of which a prompt may be given
+    alone. Raises ArgumentError for a conversation without a prompt.
     """
-    if not isinstance(prompt, str) or config.bos_id < 0:
-        return False
-    if not parse_special or tokenizer is None:
-        return True
-    name = tokenizer.piece_of(config.bos_id)
-    spelled = prompt.startswith(name)
-    return not spelled or tokenizer.encode(name, True) != [config.bos_id]
+    if prompt is None:
+        if cache is None or isinstance(cache, KVCache):
+            raise unexpected("prompt", "a text or token ids", prompt)
+        return None, cache
+    if cache is not None:
+        check_cache("cache", cache)
+    return cast(KVCache | None, cache), prompt
+
+
+def check_cache(name: str, cache: object) -> None:
+    """Raises ArgumentError for what is no conversation."""
+    if not isinstance(cache, KVCache):
+        raise unexpected(name, "a KVCache", cache)
 
 
 def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
-    """int32 [n], n > 0, of valid token ids.
+    """Checks token ids: int32 [n], n > 0.
 
-    Raises ValueError that begins with `name` for anything else.
+    Raises ArgumentError that names `name` for anything else.
     """
-    expected = (
-        f"{name}: expected a sequence of token ids in [0, {vocab_size})"
-    )
+
+    def bad(found: object, shown: str) -> ArgumentError:
+        expected = f"a sequence of token ids in [0, {vocab_size})"
+        return ArgumentError(name, expected, found, shown=shown)
+
     if isinstance(tokens, (str, bytes, bytearray)):
-        raise ValueError(f"{expected}, found {type(tokens).__name__}")
+        raise bad(tokens, type(tokens).__name__)
     try:
         ids = np.asarray(tokens)
     except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"{expected}, found {brief(tokens)}") from None
+        raise bad(tokens, brief(tokens)) from None
     if ids.ndim != 1:
-        raise ValueError(f"{expected}, found {brief(tokens)}")
+        raise bad(tokens, brief(tokens))
     if ids.size == 0:
-        raise ValueError(f"{expected}, found none")
+        raise bad(tokens, "none")
     if ids.dtype.kind not in "iu":
-        raise ValueError(f"{expected}, found values of type {ids.dtype}")
+        raise bad(tokens, f"values of type {ids.dtype}")
     if isinstance(tokens, (list, tuple)) and _BOOLS & set(map(type, tokens)):
         # Among integers NumPy takes them for 0 and 1.
         at = [type(one) in _BOOLS for one in tokens].index(True)
-        raise ValueError(f"{expected}, found {brief(tokens[at])} at index {at}")
-    bad = (ids < 0) | (ids >= vocab_size)
-    if bad.any():
-        at = int(bad.argmax())
-        raise ValueError(f"{expected}, found {int(ids[at])} at index {at}")
+        raise bad(tokens[at], f"{brief(tokens[at])} at index {at}")
+    out = (ids < 0) | (ids >= vocab_size)
+    if out.any():
+        at = int(out.argmax())
+        raise bad(int(ids[at]), f"{int(ids[at])} at index {at}")
     return np.ascontiguousarray(ids, np.int32)

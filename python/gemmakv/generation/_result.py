@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,9 @@ from gemmakv import _core
 
 if TYPE_CHECKING:
     from gemmakv.cache._kv_cache import KVCache
+
+
+FinishReason = Literal["stop", "length", "deadline", "cancelled"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +132,7 @@ class Piece:
     text: str
     token_id: int
     logprob: float | None = None
-    finish_reason: str | None = None
+    finish_reason: FinishReason | None = None
     top_logprobs: TopLogprobs | None = None
     reasoning: str = ""
 
@@ -158,7 +161,7 @@ class Generation:
     token_ids: list[int]
     logprobs: npt.NDArray[np.float32] | None
     seed: int
-    finish_reason: str
+    finish_reason: FinishReason
     usage: Usage
     timings: Timings
     cache: KVCache | None = dataclasses.field(default=None, repr=False)
@@ -189,7 +192,7 @@ def generation_of(
         token_ids=token_ids,
         logprobs=result.logprobs,
         seed=result.seed,
-        finish_reason=result.finish_reason,
+        finish_reason=cast(FinishReason, result.finish_reason),
         usage=Usage(
             prompt_tokens=prompt.prompt_tokens,
             cached_tokens=prompt.cached_tokens,

@@ -37,9 +37,8 @@ def choice_ids(
     found: list[TokenArray] = []
     for index, choice in enumerate(choices):
         name = f"choices[{index}]"
-        ids = prompt_ids(
-            name, choice, config, tokenizer, parse_special, bos=False
-        )
+        ids, bos = prompt_ids(name, choice, config, tokenizer, parse_special)
+        ids = ids[bos:]
         if not len(ids):
             raise ValueError(f"{name}: expected a token or more, found none")
         for other, known in enumerate(found):

@@ -31,6 +31,7 @@ Processor = Callable[[Any, Any], Any]
 
 # How often a waiting thread looks for Ctrl-C.
 _POLL_S = 0.1
+REPORT_S = 0.05  # how often progress is told on an event loop
 
 
 class LetGo(GemmaKVError):
@@ -107,7 +108,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
             if self._over() or self._ending():
                 continue
             if not self._watch():
-                await self._sleep()
+                await self._sleep(self._pause())
         raise StopAsyncIteration
 
     def __reduce__(self) -> NoReturn:
@@ -148,6 +149,18 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
             if self._handle.done:
                 self.cancel()
 
+    def close(self) -> None:
+        """Ends the generation, as `cancel` does; also done by
+        `contextlib.closing`.
+        """
+        self.cancel()
+
+    async def aclose(self) -> None:
+        """Ends the generation and waits for it without blocking the event
+        loop, as `acancel` does; also done by `contextlib.aclosing`.
+        """
+        await self.acancel()
+
     @abstractmethod
     def result(self) -> Generation: ...
 
@@ -184,10 +197,14 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
         _core.Call.wake([self._handle])  # another loop may have left it asleep
         return True
 
-    async def _sleep(self) -> None:
+    def _pause(self) -> float | None:
+        """Seconds after which to look again although nothing has come."""
+        return None
+
+    async def _sleep(self, seconds: float | None) -> None:
         assert self._bell is not None
         try:
-            await self._bell.wait()
+            await self._bell.wait(seconds)
         except GeneratorExit:
             self._handle.cancel()
             raise
@@ -223,16 +240,19 @@ class Stream(PieceStream):
         alive: object,
         max_tokens: int,
         callback: Callback | None,
+        prompt_callback: Callback | None = None,
     ) -> None:
         # What is to live as long: its model and conversation.
         self._handle = handle
         self._alive = alive
         self._max_tokens = max_tokens
         self._callback = callback
+        self._prompt_callback = prompt_callback  # None once it was told all
+        self._prompt_done = -1  # tokens that it was told
         self._count = 0
         self._events = 0  # read of the handle
         self._unreported = False  # the last piece, to `progress`
-        self._failure: BaseException | None = None  # of `progress`
+        self._failure: BaseException | None = None  # of a callback
         self._failed = False  # it is to be raised
         self._finished = False
         self._ready: deque[Piece] = deque()  # read, but not given out
@@ -388,6 +408,8 @@ class Stream(PieceStream):
             return self._ready.popleft()
         if self._unreported:
             self._report(self._max_tokens)
+        if self._prompt_callback is not None:
+            self._report_prompt(self._handle.progress)
         if self._cancelled and seconds <= 0 and not self._handle.done:
             return None
         self._raise_failure()
@@ -406,6 +428,9 @@ class Stream(PieceStream):
             raise
         if event is None:
             return None
+        if self._prompt_callback is not None and not self._cancelled:
+            self._report_prompt(None)
+            self._raise_failure()
         self._events += 1
         self._finished = event.finished
         text = self._text(event.bytes, event.finished)
@@ -432,15 +457,39 @@ class Stream(PieceStream):
     def _report(self, total: int) -> None:
         """Tells `progress`; what it raises ends the generation."""
         self._unreported = False
-        if self._callback is None:
-            return
+        if self._callback is not None:
+            self._tell(self._callback, self._count, total)
+
+    def _report_prompt(self, tokens: int | None) -> None:
+        """Tells `prompt_progress` how many tokens were read; None: all. What
+        it raises ends the generation.
+        """
+        begin, end = self._handle.prompt_range
+        total = end - begin
+        done = total if tokens is None else min(tokens, total)
+        if done > self._prompt_done and self._prompt_callback is not None:
+            self._prompt_done = done
+            self._tell(self._prompt_callback, done, total)
+        if tokens is None:
+            self._prompt_callback = None
+
+    def _pause(self) -> float | None:
+        return None if self._prompt_callback is None else REPORT_S
+
+    def forget_callbacks(self) -> None:
+        """Tells nobody any more how far it is."""
+        self._callback = self._prompt_callback = None
+
+    def _tell(self, callback: Callback, done: int, total: int) -> None:
         try:
-            self._callback(self._count, total)
+            callback(done, total)
         except BaseException as error:
-            self._callback = None
+            self.forget_callbacks()
             self._failure = error
             self._failed = True
-            self.cancel()
+            if not self._finished:
+                self._cancelled = True
+                self._handle.cancel(self._events)
 
     def _raise_failure(self) -> None:
         if self._failed:

@@ -18,13 +18,13 @@ from typing import (
 from gemmakv import _core
 from gemmakv._support.loops import Bell, until_done
 from gemmakv.generation._prompts import TokenArray
+from gemmakv.generation._stream import REPORT_S
 
 if TYPE_CHECKING:
     import asyncio
 
-# How often a call on an event loop tells its progress, and looks whether what
-# it waits for is a reader who stalls.
-_REPORT_S = 0.05
+# How often a call on an event loop looks whether what it waits for is a reader
+# who stalls.
 _STALL_S = 0.05
 
 _T = TypeVar("_T")
@@ -92,13 +92,16 @@ class _Given(Exception):
 
 
 async def off_the_loop(work: Callable[[Callable[[], None]], _T]) -> _T:
-    """What `work` returns, called on a thread of its own. It is to call what
-    it is given now and then, which raises once nobody waits any more.
+    """Calls `work` on a thread of its own, and returns what it returns.
+
+    It is to call what it is given now and then, which raises once nobody wants
+    the result any more. A task that is cancelled ends with the thread.
     """
     import asyncio  # who waits here has it: a start without it is quicker
 
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
+    ended: asyncio.Future[None] = loop.create_future()
     left = threading.Event()
 
     def check() -> None:
@@ -106,6 +109,7 @@ async def off_the_loop(work: Callable[[Callable[[], None]], _T]) -> _T:
             raise _Given
 
     def settle(result: _T | None, error: BaseException | None) -> None:
+        ended.set_result(None)
         if future.done():
             return
         if error is None:
@@ -123,9 +127,16 @@ async def off_the_loop(work: Callable[[Callable[[], None]], _T]) -> _T:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=run, name="gemmakv-embed", daemon=True).start()
+    threading.Thread(target=run, name="gemmakv-call", daemon=True).start()
     try:
         return await future
+    except asyncio.CancelledError:
+        left.set()
+        while not ended.done():
+            # A cancel meanwhile is put off until then.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(ended)
+        raise
     finally:
         left.set()
 
@@ -181,7 +192,7 @@ async def _run(engine: _core.Engine, job: Job, bell: Bell) -> _core.Call:
         while not call.done:
             if job.report is not None:
                 job.report(call.progress, False)
-            await bell.wait(None if job.report is None else _REPORT_S)
+            await bell.wait(None if job.report is None else REPORT_S)
         call.wait(job.report)  # it is done: raises if it failed
         return call
     except GeneratorExit:  # nothing can be waited for

@@ -89,6 +89,8 @@ def load(
     else:
         engine, tokenizer = _load_folder(path, model, how)
         info, left_out = model.info, model.left_out
+    if tokenizer is not None:
+        tokenizer.set_ends(engine.config.bos_id, engine.config.eos_ids)
     warn_of_parts(path, left_out, stacklevel=4)
     check_suppressed(info, path, engine.config.vocab_size)
     if folder is not None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from gemmakv._support.arguments import utf8_text
+from gemmakv._support.text import UNICODE, is_unicode, utf8_text
 from gemmakv.errors import brief
 from gemmakv.server._errors import RequestError, invalid
 
@@ -23,7 +23,6 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _WHERE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _STEP = re.compile(r"[^.\[\]]+")  # of a path: a field, or a place in a list
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _MOST_DIGITS = 40  # of an integer, with its sign
 
 
@@ -226,10 +225,10 @@ def _check_depth(bare: bytes, most: int) -> None:
 
 def _check_unicode(value: Any, path: str) -> None:
     if isinstance(value, str):
-        if _SURROGATE.search(value):
+        if not is_unicode(value):
             raise invalid(
                 path[:200] or "body",
-                "found a lone surrogate, which is no Unicode",
+                f"expected {UNICODE}, found a lone surrogate",
             )
     elif isinstance(value, dict):
         for key, one in value.items():

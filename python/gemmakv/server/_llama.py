@@ -15,6 +15,7 @@ from gemmakv.server._openai import refuse
 from gemmakv.server._requests import parted
 from gemmakv.server._service import TOO_LONG
 from gemmakv.server._sessions import history_of
+from gemmakv.tokenizers._tokenizer import with_bos
 
 _METRICS = "text/plain; version=0.0.4"
 
@@ -59,9 +60,8 @@ async def tokenize(call: Call) -> None:
 
     def answer(content: str) -> bytes:
         ids: list[Any] = service.tokenizer.encode(content, special)
-        bos = service.gemma.config.bos_id
-        if body.add_special and bos >= 0 and ids[:1] != [bos]:
-            ids.insert(0, bos)
+        if body.add_special:
+            ids = with_bos(ids, service.gemma.config.bos_id)
         if body.with_pieces:
             ids = [{"id": i, "piece": _piece(call, i)} for i in ids]
         return msgspec.json.encode({"tokens": ids})

@@ -78,6 +78,7 @@ from gemmakv.server._requests import (
 )
 from gemmakv.server._settings import Settings
 from gemmakv.server._sink import Sink, Sum
+from gemmakv.tokenizers._tokenizer import with_bos
 
 # By which sliding layers are ahead of their window in a step, at most: blocks
 # that begin before it, and those of the step's own tokens.
@@ -1034,9 +1035,7 @@ class ChatService:
             if fits:
                 self.check_fits([Segment(prompt)], False)
             ids = self.tokenizer.encode(prompt, special)
-            if config.bos_id >= 0 and ids[:1] != [config.bos_id]:
-                ids.insert(0, config.bos_id)
-            found = np.array(ids, np.int32)
+            found = np.array(with_bos(ids, config.bos_id), np.int32)
         else:
             try:
                 found = np.asarray(prompt, np.int64)

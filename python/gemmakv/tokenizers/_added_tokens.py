@@ -13,8 +13,8 @@ from typing import Any
 
 from gemmakv import _core
 from gemmakv._support.documents import read_object
+from gemmakv._support.text import is_unicode
 from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
-from gemmakv.tokenizers._tokenizer import is_unicode
 
 # Settings that change token ids, and what they must be.
 _SETTINGS = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 
 from gemmakv import _core
-from gemmakv.tokenizers._tokenizer import Tokenizer, is_unicode
+from gemmakv._support.text import is_unicode
+from gemmakv.tokenizers._tokenizer import Tokenizer
 
 
 class PieceTokenizer(Tokenizer):

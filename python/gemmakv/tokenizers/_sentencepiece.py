@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from gemmakv._support.text import is_unicode
 from gemmakv.errors import CorruptFile, one_line
-from gemmakv.tokenizers._tokenizer import Tokenizer, is_unicode
+from gemmakv.tokenizers._tokenizer import Tokenizer
 
 
 class SentencePieceTokenizer(Tokenizer):

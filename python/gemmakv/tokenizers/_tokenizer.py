@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from gemmakv._support.arguments import integer
+from gemmakv._support.text import check_unicode
 from gemmakv.errors import CorruptFile, MismatchError, unexpected
 
 SPACE_MARK = "\u2581"  # a vocabulary's visible stand-in for a space
@@ -25,19 +26,6 @@ def byte_piece(value: int) -> str:
 BYTE_PIECES = frozenset(map(byte_piece, range(256)))
 
 
-def check_unicode(name: str, text: str) -> None:
-    """Raises ValueError that begins with `name` for a text that cannot be
-    expressed in UTF-8 (lone surrogates).
-    """
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name}: character {error.start} is a lone surrogate "
-            f"(U+{ord(text[error.start]):04X}), which is not Unicode text"
-        ) from None
-
-
 def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
     """Raises MismatchError that begins with `name` for a tokenizer of another
     model: of its tokens so many `texts` have no row in the embedding.
@@ -49,13 +37,11 @@ def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
         )
 
 
-def is_unicode(text: str) -> bool:
-    """Whether a text can be expressed in UTF-8: it has no lone surrogates."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def with_bos(ids: list[int], bos_id: int) -> list[int]:
+    """Puts BOS in front of the tokens of a text that does not spell it there;
+    a negative `bos_id` is that of a model without BOS.
+    """
+    return ids if bos_id < 0 or ids[:1] == [bos_id] else [bos_id, *ids]
 
 
 class Tokenizer(abc.ABC):
@@ -109,6 +95,34 @@ class Tokenizer(abc.ABC):
     def vocab_size(self) -> int:
         return self._vocab_size
 
+    @property
+    def bos_id(self) -> int | None:
+        """The token that stands before the first text; None if there is none.
+
+        A tokenizer that came with a model takes it, and `eos_ids`, from the
+        model; any other takes the tokens that are called <bos> and <eos>.
+        """
+        bos_id, _ = self._ends
+        return None if bos_id < 0 else bos_id
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The tokens that end what a model says."""
+        return self._ends[1]
+
+    @cached_property
+    def _ends(self) -> tuple[int, tuple[int, ...]]:
+        bos_id, eos_id = self.id_of("<bos>"), self.id_of("<eos>")
+        ends = () if eos_id is None else (eos_id,)
+        return -1 if bos_id is None else bos_id, ends
+
+    def set_ends(self, bos_id: int, eos_ids: Sequence[int]) -> None:
+        """Replaces the tokens found by name; `bos_id` < 0 is none.
+
+        The loader of a model calls it, before anybody else has the tokenizer.
+        """
+        self._ends = bos_id, tuple(eos_ids)
+
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """UTF-8 bytes of each token, [vocab_size]; empty for control tokens.
@@ -157,22 +171,27 @@ class Tokenizer(abc.ABC):
         words = max(map(len, map(str.split, texts)))
         return max(1, *map(len, pieces)), max(1, words)
 
-    def encode(self, text: str, parse_special: bool = False) -> list[int]:
-        """Token ids of `text`, without BOS.
+    def encode(
+        self, text: str, parse_special: bool = False, *, add_bos: bool = False
+    ) -> list[int]:
+        """Turns a text into token ids, without BOS unless `add_bos`.
 
         The strings of control tokens ("<end_of_turn>") are ordinary text
-        unless `parse_special`. Raises ValueError if `text` cannot be
-        expressed in UTF-8 (lone surrogates).
+        unless `parse_special`. With `add_bos` the ids are those that
+        `Gemma.generate` begins a conversation with: BOS stands in front if
+        the model has one and the text does not spell it already. Raises
+        ValueError if `text` cannot be expressed in UTF-8 (lone surrogates).
         """
         if not isinstance(text, str):
-            raise ValueError(f"text: expected a str, found {type(text)}")
+            raise unexpected("text", "a str", text)
         check_unicode("text", text)
-        if not parse_special:
-            return self._encode_plain(text) if text else []
         ids: list[int] = []
-        for part, token in self.split_special(text):
-            ids += self._encode_plain(part) if token is None else [token]
-        return ids
+        if parse_special:
+            for part, token in self.split_special(text):
+                ids += self._encode_plain(part) if token is None else [token]
+        elif text:
+            ids = self._encode_plain(text)
+        return with_bos(ids, self._ends[0]) if add_bos else ids
 
     def split_special(self, text: str) -> list[tuple[str, int | None]]:
         """`text` in parts: (a control token's string, its id) and, between

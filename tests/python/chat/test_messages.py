@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gemmakv import Message
-from gemmakv.chat._messages import messages_of, plain_json
+from gemmakv._support.json import plain_json
+from gemmakv.chat._messages import messages_of
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 
@@ -214,9 +215,9 @@ def test_only_what_json_can_say_reaches_a_template() -> None:
         (around, "x: expected what JSON can say, found Circular"),
         ({"a": [object()]}, "x: expected what JSON can say, found <object"),
         ({"a": {(): 2}}, "x: expected what JSON can say, found keys must be"),
-        ({"a": "\ud800"}, r"x: found a lone surrogate \(U\+D800\)"),
-        ({"\udfff": 1}, r"x: found a lone surrogate \(U\+DFFF\)"),
-        (["\ud83d", "\ude00"], "x: found a lone surrogate"),
+        ({"a": "\ud800"}, r"x: expected Unicode text, found a .* \(U\+D800\)"),
+        ({"\udfff": 1}, r"x: expected Unicode text, found a .* \(U\+DFFF\)"),
+        (["\ud83d", "\ude00"], "x: expected Unicode text, found a lone"),
         (b"a", "found b'a'"),
     ]:
         with pytest.raises(ValueError, match=found) as error:

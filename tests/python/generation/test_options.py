@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import gemmakv
-from gemmakv import Gemma, GemmaKVError, _core, create_kv_cache
+from gemmakv import Gemma, GemmaKVError, _core, create_kv_cache, options
+from gemmakv.cache._kv_cache import KV_DTYPES
 from gemmakv.generation._option_kinds import Number
 from gemmakv.generation._options import core_options, split_rows
 from gemmakv.options import BatchOptions, GenerationOptions, Options
@@ -34,8 +35,22 @@ def run(gemma: Gemma, **options: Any) -> gemmakv.Generation:
 
 
 def test_types_and_table_have_the_same_names() -> None:
-    assert set(Options.__annotations__) == {*TABLE, "progress", "draft"}
-    assert set(BatchOptions.__annotations__) == {*TABLE, "progress", "draft"}
+    apart = {"progress", "prompt_progress", "draft"}
+    assert set(Options.__annotations__) == {*TABLE, *apart}
+    assert set(BatchOptions.__annotations__) == {*TABLE, *apart}
+
+
+def test_enumerated_names_are_those_of_the_core() -> None:
+    assert set(get_args(options.QuantizeType)) == set(_core.quantize_types())
+    assert get_args(options.KvDtype) == KV_DTYPES
+    for name in get_args(options.PrefixMode):
+        GenerationOptions.check({"prefix_cache": name})
+    for name in get_args(options.Speculate):
+        TABLE["speculate"].check("speculate", name)
+    for name, kind in (("prefix_cache", options.PrefixMode),
+                       ("speculate", options.Speculate)):  # fmt: skip
+        schema = TABLE[name].kind.schema()
+        assert schema is not None and schema["enum"] == list(get_args(kind))
 
 
 @pytest.mark.parametrize("name", TABLE)

@@ -94,7 +94,7 @@ def weights_of(model: Path) -> Path:
         (b"[1]", "expected a JSON object, found [1]"),
         (b"{", "expected JSON"),
         (b"\xff\xfe{", "expected JSON"),
-        (b'{"a": 1, "a": 2}', "the key 'a' comes twice"),
+        (b'{"a": 1, "a": 2}', "each key once, found 'a' twice"),
         (b"[" * 100_000, "expected JSON"),
         (b'{"a": ' * 100_000, "expected JSON"),
         (b'{"hidden_size": ' + b"9" * 10_000 + b"}", "expected JSON"),

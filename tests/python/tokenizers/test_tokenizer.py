@@ -187,6 +187,14 @@ def test_control_strings_in_text_stay_text(tokenizer: Tokenizer) -> None:
         assert len(tokenizer.encode(text, parse_special=True)) == 1
 
 
+def test_bos_and_eos_are_found_by_name(tiny_tokenizer: Tokenizer) -> None:
+    assert tiny_tokenizer.bos_id == BOS
+    assert tiny_tokenizer.eos_ids == (EOS,)
+    ids = tiny_tokenizer.encode("ab", add_bos=True)
+    assert ids == [BOS, *tiny_tokenizer.encode("ab")]
+    assert tiny_tokenizer.encode("<bos>ab", True, add_bos=True) == ids
+
+
 def test_encode_never_adds_bos(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("") == []
     assert tokenizer.encode("", parse_special=True) == []

@@ -8,7 +8,8 @@ import time
 import uuid
 from typing import Any
 
-from gemmakv.chat._messages import Message, messages_of, to_json
+from gemmakv._support.json import to_json
+from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._session_file import (
     OVERFLOWS,
     kinds_of,
@@ -86,7 +87,7 @@ class Record:
         fields["options"] = options_to_json(self.options)
         if self.think is None:  # versions without it read all others
             del fields["think"]
-        return to_json(fields, indent=1) + b"\n"
+        return to_json("messages", fields, indent=1) + b"\n"
 
 
 def from_json(data: bytes) -> Record:
