@@ -56,6 +56,9 @@ class FakeView:
     def begin_reply(self) -> None:
         pass
 
+    def reading(self, done: int, total: int) -> None:
+        pass
+
     def piece(self, text: str) -> None:
         pass
 
@@ -310,6 +313,17 @@ def test_system_text(chat: Chat) -> None:
     assert "Be long." in shown and "/system none" in shown
     run(chat, "/system none")
     assert chat.session().system is None and chat.session().turns == 1
+
+
+def test_a_view_is_told_how_much_was_read(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(chat.view, "reading", lambda *read: told.append(read))
+    run(chat, "word " * 600)
+    assert told == sorted(told)
+    done, total = told[-1]
+    assert done == total > 600
 
 
 def test_show_gives_all_messages(chat: Chat) -> None:

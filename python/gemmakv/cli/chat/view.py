@@ -13,6 +13,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
+from rich.status import Status
 from rich.text import Text
 
 from gemmakv._support.interrupts import handled
@@ -73,6 +74,9 @@ class View:
     def begin_reply(self) -> None:
         """Between this and `end_reply` or `drop_reply` come the pieces."""
 
+    def reading(self, done: int, total: int) -> None:
+        """So many tokens of what is to be read before a reply are read."""
+
     def piece(self, text: str) -> None:
         """The next text of the reply."""
 
@@ -101,7 +105,7 @@ class TerminalView(View):
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=False)
         self.notes = console.Notes(lambda line: self.say(f"note: {line}"))
-        self._waiting: contextlib.ExitStack | None = None
+        self._waiting: Status | None = None
         self._wrap: WordWrap | None = None
         self._thinks = False  # what was written last is a thought
         self.keyboard: Keyboard | None = None
@@ -168,10 +172,8 @@ class TerminalView(View):
                 self._console.print(Text(told, style=style))
 
     def begin_reply(self) -> None:
-        self._waiting = contextlib.ExitStack()
-        self._waiting.enter_context(
-            self._console.status("reading", spinner="dots")
-        )
+        self._waiting = self._console.status("reading", spinner="dots")
+        self._waiting.start()
         self._wrap = WordWrap(console.write, self._columns)
 
     def _columns(self) -> int:
@@ -179,6 +181,10 @@ class TerminalView(View):
         if self._console.is_dumb_terminal:  # what is there stays there
             return sys.maxsize
         return shutil.get_terminal_size().columns
+
+    def reading(self, done: int, total: int) -> None:
+        if self._waiting is not None and done < total:  # it takes some steps
+            self._waiting.update(f"reading {done:,} of {total:,} tokens")
 
     def piece(self, text: str) -> None:
         if text and self._wrap is not None:
@@ -230,7 +236,7 @@ class TerminalView(View):
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
-            self._waiting.close()
+            self._waiting.stop()
             self._waiting = None
 
 
