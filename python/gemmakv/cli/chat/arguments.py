@@ -1,4 +1,4 @@
-"""What commands take: how an argument is written, read and completed."""
+"""The arguments of commands: how one is written, read and completed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 
 
 class Kind(enum.Enum):
-    """What an argument means; completion goes by it. Usage lines name it."""
+    """A meaning of an argument; completion goes by it. Usage lines name it."""
 
     COMMAND = "COMMAND"
     SESSION = "SESSION"  # one that exists

@@ -140,12 +140,12 @@ _ALIASES = {"quit": "exit", "q": "exit", "?": "help"}
 
 
 def is_command(text: str) -> bool:
-    """Whether a line is a command: it begins with one slash."""
+    """Tells whether a line is a command: it begins with one slash."""
     return text.startswith("/") and not text.startswith("//")
 
 
 def message_of(text: str) -> str:
-    """What a line that is no command says: // stands for a leading slash."""
+    """Returns what a line says as a message: // stands for a leading slash."""
     return text[1:] if text.startswith("//") else text
 
 

@@ -1,4 +1,4 @@
-"""What Tab offers: commands, session names, settings, values and paths."""
+"""The words that Tab offers: commands, names, settings, values and paths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prompt_toolkit.document import Document
 from gemmakv.cli.chat import commands
 from gemmakv.cli.chat.arguments import Kind
 from gemmakv.cli.chat.chat import Chat
-from gemmakv.cli.chat.joined import apart
+from gemmakv.cli.chat.emoji import separate
 from gemmakv.cli.chat.settings import (
     DEFAULT_WORD,
     SETTINGS,
@@ -99,6 +99,6 @@ def _offer(typed: str, choices: _Choices) -> Iterator[Completion]:
             yield Completion(
                 word,
                 start_position=-len(typed),
-                display=apart(word.strip()),
-                display_meta=apart(meaning),
+                display=separate(word.strip()),
+                display_meta=separate(meaning),
             )

@@ -1,4 +1,4 @@
-"""What is typed while no prompt reads it: it waits in the next one, unsent."""
+"""The keys that no prompt reads: they wait in the next one, unsent."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Keyboard:
             _set_mode(terminal, before)
 
     @contextlib.contextmanager
-    def kept(self, on_resume: Callable[[], None]) -> Iterator[None]:
-        """While the body runs, keys are read and kept for the next prompt.
+    def keep(self, on_resume: Callable[[], None]) -> Iterator[None]:
+        """Reads keys while the body runs, and keeps them for the next prompt.
 
         Enter is a line break there: nothing is sent or run that was not seen.
         `on_resume` is called when the program goes on after Ctrl-Z.
@@ -84,7 +84,7 @@ class Keyboard:
             store_typeahead(self._input, _draft(self._keys))
 
     def confirm(self, question: str) -> bool:
-        """Asks within `kept`; what was typed before is no answer."""
+        """Asks within `keep`; what was typed before is no answer."""
         self._open.close()
         try:
             return confirm(printable(question), " (y/n) ")
@@ -151,7 +151,7 @@ class Keyboard:
         self._on_resume()
 
     def _read(self, stop: int) -> None:
-        """Takes keys in, so that Ctrl-C comes through behind any number."""
+        """Takes keys in, so that Ctrl-C comes through after any number."""
         keyboard = self._input.fileno()
         while not self._input.closed:
             if stop in select.select([keyboard, stop], [], [])[0]:

@@ -1,4 +1,4 @@
-"""Pastes into a terminal, also those whose end never comes."""
+"""The pastes into a terminal, also those whose end never comes."""
 
 from __future__ import annotations
 

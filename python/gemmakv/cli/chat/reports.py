@@ -121,7 +121,7 @@ def _sum(chat: Chat) -> str:
 
 
 def _last_turn(last: Turn | None) -> list[tuple[str, str]]:
-    """Where its beginning came from, in lines of 40 columns."""
+    """Tells where its beginning came from, in lines of 40 columns."""
     if last is None:
         return []
     usage = last.usage
@@ -138,8 +138,9 @@ def _last_turn(last: Turn | None) -> list[tuple[str, str]]:
 
 
 def tree(chat: Chat, whole: str | None) -> None:
-    """What would begin too far to the right is a tree of its own below. Of
-    many siblings the middle is left out, unless it is to be `whole`.
+    """Shows the sessions and their forks; of many siblings without the middle,
+    unless it is to be `whole`. What would begin too far to the right is a tree
+    of its own below.
     """
     room = chat.view.width - 2 - _LEAST_LABEL
     levels = max(room // _GUIDE, _LEAST_LEVELS)

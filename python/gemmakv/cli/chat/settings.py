@@ -1,4 +1,4 @@
-"""What `/set` knows: names, meanings and how a value is typed."""
+"""The settings of `/set`: names, meanings and how a value is typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a chat looks: on a terminal with colours, on a pipe as bare lines."""
+"""The looks of a chat: on a terminal with colours, on a pipe as bare lines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_CURSOR = b"\x1b[?25l"
 
 
 class View:
-    """Where replies, answers of commands and errors go.
+    """The place for replies, answers of commands and errors.
 
     What a view does not show, it passes over. `notes` are told after the
     first reply.
@@ -53,7 +53,7 @@ class View:
         """An answer of a command, one line."""
 
     def error(self, line: str) -> None:
-        """What went wrong and what to do next, one line."""
+        """Shows what went wrong and what to do next, one line."""
 
     def show(self, renderable: RenderableType) -> None:
         """A table or a tree."""
@@ -67,15 +67,15 @@ class View:
     def show_messages(
         self, name: str, messages: list[tuple[int, Message]], whole: bool
     ) -> None:
-        """Messages of the session `name`, each with the number of its turn; of
-        many, and of long ones, parts unless it is to be `whole`.
+        """Shows messages of the session `name`, each with the number of its
+        turn; of many, and of long ones, parts unless it is to be `whole`.
         """
 
     def begin_reply(self) -> None:
-        """Between this and `end_reply` or `drop_reply` come the pieces."""
+        """Begins a reply; pieces come until `end_reply` or `drop_reply`."""
 
     def reading(self, done: int, total: int) -> None:
-        """So many tokens of what is to be read before a reply are read."""
+        """Tells how many tokens were read of those that the reply needs."""
 
     def piece(self, text: str) -> None:
         """The next text of the reply."""
@@ -94,7 +94,7 @@ class View:
         return contextlib.nullcontext()
 
     def confirm(self, question: str) -> bool:
-        """Whether the person says yes; yes where there is nobody to ask."""
+        """Asks whether to go on; yes where there is nobody to ask."""
         del question
         return True
 
@@ -119,7 +119,7 @@ class TerminalView(View):
         self._console.print(Text(printable(line), style="red"))
 
     def _begin_line(self) -> None:
-        """Below the part of a reply that is there."""
+        """Goes below the part of a reply that is there."""
         if self._wrap is not None:
             self._wrap.end()
 
@@ -160,7 +160,7 @@ class TerminalView(View):
                 continue
             if message.role == "user" and turn > 1:
                 self._console.print()
-            for kind, text in spoken(message):
+            for kind, text in texts_of(message):
                 lines = printable(text).splitlines()
                 if not whole and len(lines) > _SHOWN_LINES:
                     more = f"… /show {turn or 'all'} shows the rest"
@@ -177,7 +177,7 @@ class TerminalView(View):
         self._wrap = WordWrap(console.write, self._columns)
 
     def _columns(self) -> int:
-        """Where replies are wrapped."""
+        """Returns the width at which replies are wrapped."""
         if self._console.is_dumb_terminal:  # what is there stays there
             return sys.maxsize
         return shutil.get_terminal_size().columns
@@ -279,7 +279,7 @@ class PipeView(View):
             console.write(json.dumps(document, ensure_ascii=False) + "\n")
             return
         for turn, message in messages:
-            for kind, text in spoken(message):
+            for kind, text in texts_of(message):
                 self.say(f"{turn} {kind}: {indent(text, '  ').lstrip()}")
 
     def end_reply(self, name: str, generation: Generation) -> None:
@@ -291,7 +291,7 @@ class PipeView(View):
         self.notes.tell()
 
 
-def spoken(message: Message) -> list[tuple[str, str]]:
+def texts_of(message: Message) -> list[tuple[str, str]]:
     """The texts of a message, each after what it is: the role, or a part of
     what an assistant says.
     """

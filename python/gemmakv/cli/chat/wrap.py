@@ -69,7 +69,7 @@ class WordWrap:
                 self._writing = self._stale = False
 
     def _place(self, character: str) -> str:
-        """What to write for one character."""
+        """Returns what to write for one character."""
         if character == "\n":
             self._line = ""
             return "\n"

@@ -29,20 +29,20 @@ _JOINING = re.compile(
 _FLAG_LETTERS = {0x1F1E6 + i: chr(ord("A") + i) for i in range(26)}
 
 
-def apart(text: str) -> str:
+def separate(text: str) -> str:
     """Returns what is shown of a text: no two letters join in any terminal."""
     return _JOINING.sub("", text).translate(_FLAG_LETTERS)
 
 
-class Apart(Processor):
-    """Shows a line that is edited as `apart` does; the line stays as it is."""
+class SeparateEmoji(Processor):
+    """Shows a line that is edited as `separate` does; it changes nothing."""
 
     def apply_transformation(
         self, transformation_input: TransformationInput
     ) -> Transformation:
         letters = explode_text_fragments(transformation_input.fragments)
         text = "".join(fragment[1] for fragment in letters)
-        if apart(text) == text:
+        if separate(text) == text:
             return Transformation(transformation_input.fragments)
         left_out = [found.start() for found in _JOINING.finditer(text)]
         shown = sorted({*range(len(text))}.difference(left_out))
