@@ -24,7 +24,7 @@ from gemmakv.chat.store import (
 from gemmakv.cli import describe
 from gemmakv.cli.chat import table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
-from gemmakv.cli.chat.settings import SETTINGS, Setting, default_of, show
+from gemmakv.cli.chat.settings import SETTINGS, Setting, show
 from gemmakv.options import GenerationOptions
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ class Chat:
             return session.overflow
         if setting.name == "think":
             return session.think
-        default = default_of(setting, self.gemma)
+        default = setting.default_for(self.gemma)
         return session.options.get(setting.name, default)
 
     def apply_setting(

@@ -16,12 +16,7 @@ from gemmakv.cli.chat import commands
 from gemmakv.cli.chat.arguments import Kind
 from gemmakv.cli.chat.chat import Chat
 from gemmakv.cli.chat.emoji import separate
-from gemmakv.cli.chat.settings import (
-    DEFAULT_WORD,
-    SETTINGS,
-    default_of,
-    show,
-)
+from gemmakv.cli.chat.settings import DEFAULT_WORD, SETTINGS, show
 from gemmakv.cli.chat.table import preview
 
 _Choices = Iterator[tuple[str, str]]  # a word and what it means
@@ -84,7 +79,7 @@ class ChatCompleter(Completer):
             if named is not None:
                 for choice in named.choices:
                     yield choice, named.help
-                default = default_of(named, self._chat.gemma)
+                default = named.default_for(self._chat.gemma)
                 yield DEFAULT_WORD, show(default)
 
 

@@ -27,6 +27,12 @@ class Setting:
     default: object
     choices: tuple[str, ...] = ()
 
+    def default_for(self, gemma: Gemma) -> object:
+        """Returns what holds where nothing is set: guesses are made as the
+        model was loaded to make them.
+        """
+        return gemma._speculate if self.name == "speculate" else self.default
+
     def read(self, text: str) -> object:
         """The value that `text` stands for, None for the default; ValueError
         says what it may be.
@@ -79,13 +85,6 @@ SETTINGS: Mapping[str, Setting] = {
         ("on", "off", "none"),
     ),
 }
-
-
-def default_of(setting: Setting, gemma: Gemma) -> object:
-    """The value that holds where nothing is set; without one, a model guesses
-    as it was loaded to.
-    """
-    return gemma._speculate if setting.name == "speculate" else setting.default
 
 
 def show(value: object) -> str:
