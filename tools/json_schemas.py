@@ -40,6 +40,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tools" / "clients"), str(ROOT / "tests" / "python")]
 
 import gemmakv  # noqa: E402
+from gemmakv.generation._requests import requests_of  # noqa: E402
 from support import tiny_gguf  # noqa: E402
 
 _ORDERS = 200  # of an instance's keys that are tried
@@ -86,7 +87,8 @@ class Checked:
         report.counts["schemas"] += 1
         try:
             grammar = gemmakv.Grammar.json_schema(schema)
-            matcher = self._gemma._compiler.compile("grammar", grammar)
+            compiler = requests_of(self._gemma).compiler
+            matcher = compiler.compile("grammar", grammar)
         except ValueError as error:
             self._refused(report, where, schema, str(error))
             return

@@ -35,6 +35,7 @@ from gemmakv.cache._padded import (
 from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
 from gemmakv.cache._remote_client import RemoteStore
+from gemmakv.chat._functions import tool_schema
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Segment, Template
 from gemmakv.chat._session import Session, SessionStats
@@ -120,6 +121,7 @@ __all__ = [
     "create_kv_cache",
     "options",
     "templates",
+    "tool_schema",
     "verify",
 ]
 

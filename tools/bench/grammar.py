@@ -24,6 +24,7 @@ from typing import Any
 
 import gemmakv
 from gemmakv.generation import _constraints
+from gemmakv.generation._requests import requests_of
 
 _FIELDS: dict[str, Any] = {
     "title": {"type": "string", "maxLength": 60},
@@ -154,10 +155,10 @@ def main() -> None:
     )  # fmt: skip
     grammar = gemmakv.Grammar.json_schema(FILM)
     begin = time.perf_counter()
-    gemma._compiler.prepare()
+    requests_of(gemma).compiler.prepare()
     prepared = time.perf_counter() - begin
     begin = time.perf_counter()
-    gemma._compiler.compile("grammar", grammar)
+    requests_of(gemma).compiler.compile("grammar", grammar)
     compiled = time.perf_counter() - begin
     print(
         f"load average {os.getloadavg()[0]:.1f}; vocabulary {prepared:.2f} s, "
@@ -226,7 +227,7 @@ def _forced(gemma: gemmakv.Gemma, runs: int) -> None:
     ratios: dict[str, list[tuple[float, float]]] = {w: [] for w in WAYS[1:]}
     for name, schema in SCHEMAS.items():
         grammar = gemmakv.Grammar.json_schema(schema)
-        gemma._compiler.compile("grammar", grammar)
+        requests_of(gemma).compiler.compile("grammar", grammar)
         seconds: dict[str, list[tuple[float, float]]] = {w: [] for w in WAYS}
         steps: dict[str, int] = dict.fromkeys(WAYS, 0)
         tokens = 0

@@ -53,9 +53,12 @@ def decode_speed(gemma, tokens: int) -> float:
 
 
 def row_of(name: str, gemma, ids: np.ndarray, reference: np.ndarray) -> dict:
+    from gemmakv.generation._requests import requests_of
+
     logits = backends.gemmakv_logits(gemma, [int(i) for i in ids], "f32")
     measured = metrics.compare_stream(reference, ids, logits)
-    sizes = [nbytes for *_, nbytes in gemma._engine.matrices()]
+    matrices = requests_of(gemma).engine.matrices()
+    sizes = [nbytes for *_, nbytes in matrices]
     return {"name": name, "bytes": sum(sizes), **metrics.summarize(measured)}
 
 

@@ -14,15 +14,19 @@ from gemmakv.chat._messages import (
     Message,
     Messages,
     Template,
+    Tools,
     messages_of,
 )
+from gemmakv.chat._rendering import Rendering
 from gemmakv.chat._reply import ReplyReader, read_reply, with_parts
-from gemmakv.chat._templates import render, stop_ids, thinking
-from gemmakv.chat._transcript import Encoder, Ids, common_exact, common_text
+from gemmakv.chat._templates import stop_ids
+from gemmakv.chat._toolset import Choice, Toolset, open_calls
+from gemmakv.chat._transcript import Ids, common_exact, common_text
 from gemmakv.chat._turns import ALTERNATING, SYSTEM_ROLES, arrange
-from gemmakv.errors import CacheFullError, unexpected
+from gemmakv.errors import ArgumentError, CacheFullError, unexpected
+from gemmakv.generation._message import reply_message
 from gemmakv.generation._options import DEFAULT_MAX_TOKENS
-from gemmakv.generation._result import Generation
+from gemmakv.generation._result import Generation, ToolCall
 
 if TYPE_CHECKING:
     from gemmakv.chat._gemma import Gemma
@@ -42,7 +46,7 @@ class Turn:
     """
 
     talk: Conversation
-    messages: list[Message]  # up to the user's new one
+    messages: list[Message]  # up to what is new
     ids: Ids  # to be appended to the cache
     kept: int  # tokens of the cache that stay where they are
     backup: KVCache  # the cache as it was
@@ -66,14 +70,25 @@ class Turn:
 
     def finish(self, generation: Generation) -> Generation:
         """Takes in the reply; gives it as it stands in the messages."""
-        cancelled = generation.finish_reason == "cancelled"
         parts = read_reply(self.talk.reader(), generation)
         generation = with_parts(generation, parts)
-        text = self.keep(generation.text, generation.reasoning, cancelled)
+        text = self.keep(
+            generation.text,
+            generation.reasoning,
+            generation.tool_calls,
+            incomplete=generation.finish_reason == "cancelled",
+        )
         self.talk.saved_prefill_tokens += generation.usage.cached_tokens
         return dataclasses.replace(generation, text=text)
 
-    def keep(self, text: str, reasoning: str, incomplete: bool = True) -> str:
+    def keep(
+        self,
+        text: str,
+        reasoning: str,
+        calls: Sequence[ToolCall] = (),
+        *,
+        incomplete: bool = True,
+    ) -> str:
         """Takes in what there is of a reply; returns its text, trimmed.
 
         One that is cut short does not keep half a text that would end it.
@@ -81,8 +96,7 @@ class Turn:
         if incomplete:
             text = text[: len(text) - _half_stop(text, self.options["stop"])]
         text = text.strip()
-        thoughts = {"reasoning": reasoning} if reasoning else {}
-        reply = Message("assistant", text, incomplete, extra=thoughts)
+        reply = reply_message(text, reasoning, calls, incomplete)
         self.talk._take_in([*self.messages, reply], self.kept)
         return text
 
@@ -108,6 +122,9 @@ class Conversation:
         system: str | None,
         messages: Messages,
         think: bool | None = None,
+        tools: Tools | None = None,
+        choice: Choice = None,
+        parallel: bool = True,
     ) -> None:
         if gemma.tokenizer is None:
             raise ValueError(
@@ -116,18 +133,16 @@ class Conversation:
             )
         self._tokenizer = gemma.tokenizer
         self._bos_id = gemma.config.bos_id
-        self._encoder = Encoder(self._tokenizer, self._bos_id)
         self.template = template
-        self.think = think
-        self._variables = thinking(template, think)
+        self.tools = Toolset(template, self._tokenizer, tools, choice, parallel)
+        self._rendering = self._render(think, self.tools)
         self.cache = cache
         self.system, self.messages = _beginning(system, messages)
         self.elsewhere = False  # keys and values of the cache's tokens
-        self._system_ends: tuple[str | None, int] | None = None
         self.saved_prefill_tokens = 0
         # Of each turn, the cache's length when it ended; None if that has
         # been computed anew since, or never was.
-        self.ends: list[int | None] = [None] * (len(self.messages) // 2)
+        self.ends: list[int | None] = [None] * self.turns
         if self.messages:
             self._encode(self.messages, False)  # a bad one shows now
 
@@ -135,20 +150,43 @@ class Conversation:
         """The messages, the system message first if there is one."""
         return self._with_system(self.messages)
 
+    @property
+    def turns(self) -> int:
+        return len(_turn_starts(self.messages))
+
+    @property
+    def think(self) -> bool | None:
+        return self._rendering.think
+
     def reader(self) -> ReplyReader:
         """For one reply."""
-        return ReplyReader(self._tokenizer)
+        return ReplyReader(self._tokenizer, self.tools.form)
 
     def set_think(self, think: bool | None) -> None:
-        before = self._variables
-        self._variables = thinking(self.template, think)
-        self._system_ends = None
+        self._set_rendering(self._render(think, self.tools))
+
+    def set_tools(
+        self, tools: Tools | None, choice: Choice, parallel: bool
+    ) -> None:
+        chosen = Toolset(
+            self.template, self._tokenizer, tools, choice, parallel
+        )
+        if chosen.said != self.tools.said:
+            self._set_rendering(self._render(self.think, chosen))
+        self.tools = chosen
+
+    def _render(self, think: bool | None, tools: Toolset) -> Rendering:
+        return Rendering(
+            self.template, self._tokenizer, self._bos_id, think, tools.said
+        )
+
+    def _set_rendering(self, rendering: Rendering) -> None:
+        before, self._rendering = self._rendering, rendering
         try:
             self._keep_common(self.messages, exact=True)
         except BaseException:
-            self._variables = before
+            self._rendering = before
             raise
-        self.think = think
 
     def stop_ids(self) -> list[int]:
         """The template's control tokens that end a reply."""
@@ -167,7 +205,7 @@ class Conversation:
 
     def beginning(self) -> Ids:
         """What every way to go on begins with, if none of it is computed."""
-        if len(self.cache) or self.system is None and not self.messages:
+        if len(self.cache) or not (self._opening or self.messages):
             return np.empty(0, np.int32)
         ids = self._beginning_of(self.messages)
         return ids if len(ids) < self.cache.capacity_tokens else ids[:0]
@@ -197,7 +235,7 @@ class Conversation:
         other.messages = list(self.messages)
         other.ends = list(self.ends)
         other.cache = cache
-        other._encoder = Encoder(self._tokenizer, self._bos_id)
+        other._rendering = self._rendering.copy()
         return other, took_us
 
     def set_system(self, text: str | None) -> None:
@@ -221,14 +259,20 @@ class Conversation:
             raise
         self.messages = turns
         kept = self.ends if turns[: len(before[1])] == before[1] else []
-        count = len(turns) // 2
-        self.ends = [*kept, *[None] * count][:count]
+        self.ends = [*kept, *[None] * self.turns][: self.turns]
 
-    def begin(self, text: str, options: dict[str, Any], drop: bool) -> Turn:
-        """Makes the cache ready for a turn; `drop` as "drop_oldest_turns"."""
-        if not isinstance(text, str) or not text.strip():
-            raise unexpected("text", "a str of more than white space", text)
-        messages = [*self.messages, Message("user", text)]
+    def open_calls(self) -> list[ToolCall]:
+        """Gives the calls of the last reply."""
+        return open_calls(self.messages)
+
+    def begin(
+        self, new: Sequence[Message], options: dict[str, Any], drop: bool
+    ) -> Turn:
+        """Makes the cache ready for a reply to new messages; `drop` as
+        "drop_oldest_turns".
+        """
+        options = self.tools.options_of(options, new[-1].role == "tool")
+        everything = messages = [*self.messages, *new]
         wanted = self._encode(messages, True)
         capacity = self.cache.capacity_tokens
         # Some more than is needed goes at once: what is left is computed
@@ -236,8 +280,11 @@ class Conversation:
         max_tokens = options.get("max_tokens", DEFAULT_MAX_TOKENS)
         limit = capacity - min(max(max_tokens, 1), capacity // 4)
         dropped = False
-        while drop and len(messages) > 1 and len(wanted) > limit:
-            messages = messages[2:]
+        starts = _turn_starts(messages)
+        first = 0  # of the turns that stay
+        while drop and first + 1 < len(starts) and len(wanted) > limit:
+            first += 1
+            messages = everything[starts[first] :]
             wanted = self._encode(messages, True)
             dropped = True
             limit = capacity // 2
@@ -272,39 +319,39 @@ class Conversation:
         ends = [end for end in self.ends if end is not None and end <= kept]
         last = ends[-_KEPT_ENDS:]
         found = {end - back for end in last for back in (0, 1)}
-        if self.system is not None:
+        if self._opening:
             found.add(self._system_end())
         return sorted(p for p in found if p >= _WORTH_SHARING)
 
     def _system_end(self) -> int:
         """Tokens that the system text and what stands around it take."""
-        if self._system_ends is None or self._system_ends[0] != self.system:
-            # The other encoder remembers the conversation.
-            encoder = Encoder(self._tokenizer, self._bos_id)
-            one, other = (
-                self._encode([Message("user", text)], True, encoder)
-                for text in "AB"
-            )
-            self._system_ends = self.system, common_exact(one, other)
-        return self._system_ends[1]
+        return self._rendering.system_end(self._with_system([]))
+
+    @property
+    def _opening(self) -> bool:
+        """Whether the model is told something before the first turn."""
+        return self.system is not None or bool(self.tools.said)
 
     def _take_in(self, messages: list[Message], kept: int) -> None:
-        """Goes on with messages, of which a turn has added the last two."""
+        """Goes on with messages, of which a turn has added the last ones."""
         self._keep_common(messages)
         # Where an undo, or the next reply's stop string that is taken off,
         # may lead back to.
         self.cache.checkpoint()
         self.elsewhere = False
         self.messages = messages
-        count = len(messages) // 2 - 1
-        ends = self.ends[len(self.ends) - count :]
+        ends = self.ends
+        if messages[-2].role == "tool":  # the last turn went on
+            ends = ends[:-1]
+        ends = ends[len(ends) - (self.turns - 1) :]
         self._forget_ends(ends, kept)
         self.ends = [*ends, len(self.cache)]
 
     def rewind(self, turns: int) -> list[Message]:
         """Keeps the first `turns` turns; returns the other messages."""
-        kept = self.messages[: 2 * turns]
-        removed = self.messages[2 * turns :]
+        starts = [*_turn_starts(self.messages), len(self.messages)]
+        kept = self.messages[: starts[turns]]
+        removed = self.messages[starts[turns] :]
         end = self.ends[turns - 1] if turns else None
         if end is None:
             self._keep_common(kept)
@@ -325,11 +372,7 @@ class Conversation:
 
     def _beginning_of(self, messages: Sequence[Message]) -> Ids:
         """What every way to go on from these messages begins with."""
-        one, other = (
-            self._encode([*messages, Message("user", text)], True)
-            for text in "AB"
-        )
-        return one[: common_exact(one, other)]
+        return self._rendering.shared_beginning(self._with_system(messages))
 
     def _truncate(self, length: int) -> None:
         self.cache.truncate(length)
@@ -350,20 +393,8 @@ class Conversation:
             return count, count
         return common_text(held, wanted, self._tokenizer)
 
-    def _encode(
-        self,
-        messages: Sequence[Message],
-        reply: bool,
-        encoder: Encoder | None = None,
-    ) -> Ids:
-        return (encoder or self._encoder).encode(
-            render(
-                self.template,
-                self._with_system(messages),
-                add_generation_prompt=reply,
-                **self._variables,
-            )
-        )
+    def _encode(self, messages: Sequence[Message], reply: bool) -> Ids:
+        return self._rendering.encode(self._with_system(messages), reply)
 
     def _with_system(self, messages: Sequence[Message]) -> list[Message]:
         if self.system is None:
@@ -376,24 +407,24 @@ def _beginning(
 ) -> tuple[str | None, list[Message]]:
     """The system message and the turns that a session starts with."""
     given = messages_of(messages) if messages else []
-    turns, places = arrange(given, lambda: _PAIRS, opens=False)
-    for place, message in zip(places, turns):
-        if message.role == "tool":
-            raise unexpected(
-                f"messages[{place}].role",
-                "one of system, developer, user, assistant (a session has no "
-                "results of calls)",
-                message.role,
-            )
-    if turns and turns[-1].role == "user":
-        raise ValueError(
-            "messages: expected a reply of the model last, found a user's"
+    turns, _ = arrange(given, lambda: _PAIRS, opens=False)
+    if turns and turns[-1].role in ("user", "tool"):
+        raise ArgumentError(
+            "messages",
+            "a reply of the model last",
+            turns[-1],
+            shown=f"a {turns[-1].role}'s",
         )
     if turns and turns[0].role in SYSTEM_ROLES:
         if system is not None:
             raise ValueError("system: given twice, also as a message")
         system = turns.pop(0).text
     return _checked_system(system), turns
+
+
+def _turn_starts(messages: Sequence[Message]) -> list[int]:
+    """Gives the places of the user's messages: each begins a turn."""
+    return [i for i, one in enumerate(messages) if one.role == "user"]
 
 
 def _half_stop(text: str, stops: Sequence[str]) -> int:

@@ -24,7 +24,7 @@ from gemmakv.chat._native_calls import (
     read_call,
 )
 from gemmakv.chat._tools import CallPart, CallReader
-from gemmakv.generation._result import Generation
+from gemmakv.generation._result import Generation, ToolCall
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 _NAME = "thought\n"  # the first line of the channel
@@ -246,6 +246,13 @@ def said(parts: Iterable[Part]) -> tuple[str, str]:
     return "".join(texts), "".join(thoughts)
 
 
+def calls_in(parts: Iterable[Part]) -> tuple[ToolCall, ...]:
+    """Gives the whole calls among parts."""
+    return tuple(
+        part.end for part in parts if isinstance(part, CallPart) and part.end
+    )
+
+
 def with_parts(generation: Generation, parts: Sequence[Part]) -> Generation:
     """The generation with its parts apart."""
     text, reasoning = said(parts)
@@ -253,5 +260,5 @@ def with_parts(generation: Generation, parts: Sequence[Part]) -> Generation:
         generation,
         text=text.strip(),
         reasoning=reasoning,
-        tool_calls=[p.end for p in parts if isinstance(p, CallPart) and p.end],
+        tool_calls=list(calls_in(parts)),
     )

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import io
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gemmakv._support.arguments import byte_view, integer
@@ -15,10 +16,11 @@ from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._conversation import Conversation, Turn
+from gemmakv.chat._functions import Function, call_function, is_async
 from gemmakv.chat._gemma import Gemma
-from gemmakv.chat._messages import Message, Messages, Template
+from gemmakv.chat._messages import Message, Messages, Said, Template, Tools
 from gemmakv.chat._one_call import OneCall
-from gemmakv.chat._session_file import OVERFLOWS, SessionText
+from gemmakv.chat._session_file import OVERFLOWS, SessionState, SessionText
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import (
     NAMES,
@@ -26,15 +28,21 @@ from gemmakv.chat._templates import (
     stop_texts,
     template_for,
 )
+from gemmakv.chat._toolset import Choice, result_messages, said_messages
 from gemmakv.errors import brief, unexpected
 from gemmakv.generation._options import Options
-from gemmakv.generation._result import Generation
+from gemmakv.generation._requests import requests_of
+from gemmakv.generation._result import Generation, ToolCall
 from gemmakv.generation._work import time_left
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["Message", "Session", "SessionStats"]
+
+# What `send` is given, and what answers calls.
+Text = str | Said | Sequence[Said]
+Results = Mapping[str, object] | Sequence[object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +100,11 @@ class Session:
         checkpoint_bytes: int | None = None,
         pool: BlockPool | None = None,
         cache: KVCache | None = None,
+        tools: Tools | None = None,
+        tool_choice: Choice = None,
+        parallel_tool_calls: bool = True,
         options: Mapping[str, object] | None = None,
+        **more: Unpack[Options],
     ) -> None:
         """Begins a conversation; computes nothing yet.
 
@@ -108,35 +120,45 @@ class Session:
             chooses what fits the model, see `gemmakv.templates.template_for`.
           think: whether the model is to think before it replies; None: as
             the template has it.
-          messages: turns that the conversation begins with, as `Message` or
-            dict, a reply last. Neighbours of one role become one message, so
-            that user and assistant take turns. System or developer messages
-            may stand first: their text becomes `system`; later ones become
-            the user's.
+          messages: turns that the conversation begins with, as `Message`,
+            dict or what other libraries have for them, a reply last. Results
+            of tools follow their calls. Neighbours of one role become one
+            message, so that user and assistant take turns. System or developer
+            messages may stand first: their text becomes `system`; later ones
+            become the user's.
           capacity_tokens, kv_dtype, checkpoint_bytes, pool: see
             `create_kv_cache`.
           cache: a cache that becomes the session's, instead of a new one of
             those four: what it holds of the conversation is not computed
             again, what else it holds is removed with the first turn.
+          tools: what the model may call: Python functions, which `run` calls
+            (see `tool_schema`), or JSON schemas of functions. Needs the extra
+            `grammar`.
+          tool_choice: "auto" (the default), "none", "required" (at least one
+            call) or the name of the tool that is to be called. It is for
+            replies to the user; one to results may call what it likes.
+          parallel_tool_calls: whether a reply may have several calls.
           options: generation keywords for all turns; `options` of the session
             may be changed at any time. They are checked here as a turn checks
             them, but for the text of a grammar, which is compiled with the
             first reply.
+          **more: the same, as keywords.
 
         Raises ValueError naming the argument or option that is bad, TypeError
         for an option that is none, MismatchError if `cache` is of another
         model or the option `draft` has another vocabulary, GemmaKVError if the
         template cannot be used.
         """
-        if not isinstance(gemma, Gemma):
-            raise unexpected("gemma", "a Gemma", gemma)
+        self._requests = requests_of(gemma)
         self._gemma = gemma
         self.overflow = overflow
         if not isinstance(options, Mapping | None):
             raise unexpected("options", "a mapping or None", options)
-        self.options: dict[str, Any] = dict(options or {})
+        for name in more.keys() & (options or {}).keys():
+            raise unexpected(name, "it once, not in `options` as well", options)
+        self.options: dict[str, Any] = {**(options or {}), **more}
         check_reply_options(self.options)
-        gemma._check_options(self.options)
+        self._requests.check_options(self.options)
         of_cache = {
             "capacity_tokens": capacity_tokens,
             "kv_dtype": kv_dtype,
@@ -154,7 +176,7 @@ class Session:
                 "given; give it to create_kv_cache"
             )
         else:
-            gemma._check_fits(cache)
+            self._requests.check_fits(cache)
         self._talk = Conversation(
             gemma,
             template_for(gemma, template),
@@ -162,6 +184,9 @@ class Session:
             system,
             messages,
             think,
+            tools,
+            tool_choice,
+            parallel_tool_calls,
         )
         self._last_fork_us: float | None = None
         self._calls = OneCall()
@@ -246,6 +271,34 @@ class Session:
             self._talk.set_think(think)
 
     @property
+    def tools(self) -> list[Any]:
+        """The tools that the model may call, as they were given.
+
+        May be set. If the model is told other ones than before, the
+        conversation is computed again.
+        """
+        return list(self._talk.tools.given)
+
+    @tools.setter
+    def tools(self, tools: Tools | None) -> None:
+        with self._calls:
+            now = self._talk.tools
+            self._talk.set_tools(tools, now.choice, now.parallel)
+
+    @property
+    def tool_choice(self) -> Choice:
+        """Whether the model is to call tools when the user has spoken; may be
+        set, as at the beginning.
+        """
+        return self._talk.tools.choice
+
+    @tool_choice.setter
+    def tool_choice(self, choice: Choice) -> None:
+        with self._calls:
+            now = self._talk.tools
+            self._talk.set_tools(now.given, choice, now.parallel)
+
+    @property
     def messages(self) -> list[Message]:
         """The conversation, the system message first if there is one.
 
@@ -263,7 +316,7 @@ class Session:
     @property
     def turns(self) -> int:
         """Messages of the user so far."""
-        return len(self._talk.messages) // 2
+        return self._talk.turns
 
     @property
     def stats(self) -> SessionStats:
@@ -281,8 +334,12 @@ class Session:
         with self._calls:
             return self._talk.count_tokens()
 
-    def send(self, text: str, **options: Unpack[Options]) -> Generation:
+    def send(self, text: Text, **options: Unpack[Options]) -> Generation:
         """Says `text` and waits for the reply.
+
+        `text` may be a message of the user, or its parts, too; after a reply
+        with `tool_calls` it may be the messages with the results of all, as
+        `ToolCall.result` makes them.
 
         `options` are those of `Gemma.generate`, over those of the session;
         `stop` adds to what ends a reply anyway, and `progress` must not call
@@ -293,23 +350,115 @@ class Session:
         the conversation does not fit; Ctrl-C raises KeyboardInterrupt. The
         session is then as if nothing had been said.
         """
-        begin = time.monotonic()
-        with self._calls, self._begin(text, options, begin) as turn:
-            work = self._gemma._reply(self.cache, *turn.request())
-            return turn.finish(self._gemma._done(work))
+        return self._send("text", text, options)
 
-    async def asend(self, text: str, **options: Unpack[Options]) -> Generation:
+    async def asend(self, text: Text, **options: Unpack[Options]) -> Generation:
         """`send` on an asyncio event loop, which it never blocks, also where
         it waits for the session. A task that is cancelled leaves the session
         as if nothing had been said.
         """
+        return await self._asend("text", text, options)
+
+    def give(self, results: Results, **options: Unpack[Options]) -> Generation:
+        """Gives the results of the calls that the last reply asks for, and
+        waits for the next reply.
+
+        Args:
+          results: one for each call: in a list in their order, or in a dict by
+            their ids or by the names of their tools. See `ToolCall.result` for
+            what may be one.
+          **options: those of `send`.
+
+        Raises what `send` raises, ValueError if `results` are not those of the
+        last reply's calls.
+        """
+        return self._send("results", results, options)
+
+    async def agive(
+        self, results: Results, **options: Unpack[Options]
+    ) -> Generation:
+        """`give` on an asyncio event loop, which it never blocks."""
+        return await self._asend("results", results, options)
+
+    def run(
+        self, text: Text, *, rounds: int = 8, **options: Unpack[Options]
+    ) -> Generation:
+        """Says a text, calls the Python functions that the replies ask for,
+        and returns the reply that asks for none.
+
+        Functions are called on this thread, in the order of the calls, while
+        others may use the session. What one raises is raised here: the calls
+        stay in the conversation, and `give` may answer them.
+
+        Args:
+          text: as for `send`.
+          rounds: how many replies may have their calls done. What comes after
+            them is returned as it is, and so is a reply with a call of a tool
+            that is no Python function.
+          **options: those of `send`, for each reply.
+
+        Raises what `send` and the functions raise; ValueError if one of these
+        is to be awaited, which `arun` does.
+        """
+        functions = self._talk.tools.functions
+        for function in functions.values():
+            if is_async(function):
+                raise unexpected("tools", "no async functions", function)
+        left = integer("rounds", rounds, 0)
+        reply = self.send(text, **options)
+        while left and _are_done(reply.tool_calls, functions):
+            results = [
+                call_function(functions[call.name], call.arguments)
+                for call in reply.tool_calls
+            ]
+            reply = self.give(results, **options)
+            left -= 1
+        return reply
+
+    async def arun(
+        self, text: Text, *, rounds: int = 8, **options: Unpack[Options]
+    ) -> Generation:
+        """`run` on an asyncio event loop: async functions are awaited, others
+        run on threads.
+        """
+        import asyncio
+
+        functions = self._talk.tools.functions
+        left = integer("rounds", rounds, 0)
+        reply = await self.asend(text, **options)
+        while left and _are_done(reply.tool_calls, functions):
+            results = []
+            for call in reply.tool_calls:
+                function = functions[call.name]
+                if is_async(function):
+                    result: Any = call_function(function, call.arguments)
+                    results.append(await result)
+                else:
+                    results.append(
+                        await asyncio.to_thread(
+                            call_function, function, call.arguments
+                        )
+                    )
+            reply = await self.agive(results, **options)
+            left -= 1
+        return reply
+
+    def _send(self, name: str, said: Any, options: Any) -> Generation:
+        begin = time.monotonic()
+        with self._calls, self._begin(name, said, options, begin) as turn:
+            ask = self._requests
+            work = ask.reply(self.cache, *turn.request())
+            return turn.finish(ask.done(work))
+
+    async def _asend(self, name: str, said: Any, options: Any) -> Generation:
         begin = time.monotonic()
         async with self._calls:
-            with self._begin(text, options, begin) as turn:
-                work = self._gemma._reply(self.cache, *turn.request())
-                return turn.finish(await self._gemma._adone(work))
+            with self._begin(name, said, options, begin) as turn:
+                ask = self._requests
+                work = ask.reply(self.cache, *turn.request())
+                return turn.finish(await ask.adone(work))
 
-    def stream(self, text: str, **options: Unpack[Options]) -> ChatStream:
+    def stream(self, text: Text, **options: Unpack[Options]) -> ChatStream:
         """`send` piece by piece: an iterator and async iterator.
 
         Bad arguments raise here. Until the stream has ended, the session is
@@ -323,7 +472,7 @@ class Session:
         return self._stream_now(text, options, begin)
 
     async def astream(
-        self, text: str, **options: Unpack[Options]
+        self, text: Text, **options: Unpack[Options]
     ) -> ChatStream:
         """`stream` that does not block the event loop where the session is
         busy: it waits for it like `asend`.
@@ -332,13 +481,15 @@ class Session:
         await self._calls.aacquire()
         return self._stream_now(text, options, begin)
 
-    def _stream_now(self, text: str, options: Any, begin: float) -> ChatStream:
+    def _stream_now(self, text: Text, options: Any, begin: float) -> ChatStream:
         """Requires: acquired."""
         with contextlib.ExitStack() as undo:
             undo.callback(self._calls.release)
-            turn = undo.enter_context(self._begin(text, options, begin))
-            work = self._gemma._streamed(self.cache, *turn.request())
-            inner = self._gemma._done(work)
+            turn = undo.enter_context(
+                self._begin("text", text, options, begin)
+            )
+            ask = self._requests
+            inner = ask.done(ask.stream(self.cache, *turn.request()))
             stream = ChatStream(inner, turn, self._calls.release)
             self._calls.keep_for(stream)
             undo.pop_all()
@@ -388,7 +539,7 @@ class Session:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The pickler decides what becomes of the model (`persistent_id`).
-        return type(self).from_bytes, (self._gemma, self.to_bytes())
+        return _unpickled, (type(self), self.to_bytes(), self._gemma)
 
     def undo(self, turns: int = 1) -> list[Message]:
         """Takes back the last turns and returns their messages.
@@ -449,18 +600,7 @@ class Session:
         tokens are saved alone.
         """
         with self._calls:
-            text = SessionText(
-                template=self.template.name,
-                system=self.system,
-                messages=list(self._talk.messages),
-                overflow=self.overflow,
-                options=dict(self.options),
-                capacity_tokens=self.cache.capacity_tokens,
-                kv_dtype=self.cache.kv_dtype,
-                saved_prefill_tokens=self._talk.saved_prefill_tokens,
-                ends=list(self._talk.ends),
-                think=self._talk.think,
-            )
+            text = self._text()
             if not keys:
                 self._publish()
             cache = self.cache.fork()
@@ -477,6 +617,34 @@ class Session:
 
         return save
 
+    def _published(self) -> SessionState:
+        """Gives what the session is now. The prefix cache takes in its keys
+        and values.
+        """
+        with self._calls:
+            self._publish()
+            return SessionState(
+                self._text(), self.cache.tokens, self._gemma.fingerprint
+            )
+
+    def _text(self) -> SessionText:
+        """Requires: acquired."""
+        return SessionText(
+            template=self.template.name,
+            system=self.system,
+            messages=list(self._talk.messages),
+            overflow=self.overflow,
+            options=dict(self.options),
+            capacity_tokens=self.cache.capacity_tokens,
+            kv_dtype=self.cache.kv_dtype,
+            saved_prefill_tokens=self._talk.saved_prefill_tokens,
+            ends=list(self._talk.ends),
+            think=self._talk.think,
+            tools=self._talk.tools.schemas,
+            tool_choice=self._talk.tools.choice,
+            parallel_tool_calls=self._talk.tools.parallel,
+        )
+
     def _publish(self) -> None:
         prefix = self._gemma.prefix_cache
         if prefix is not None and len(self.cache):
@@ -491,8 +659,8 @@ class Session:
     @classmethod
     def from_bytes(
         cls,
-        gemma: Gemma,
         data: bytes | bytearray | memoryview,
+        gemma: Gemma,
         *,
         template: Template | str | None = None,
         rebuild: bool = False,
@@ -502,21 +670,53 @@ class Session:
         as that one.
 
         `template` replaces the saved one; it is needed if that was an object
-        of yours. With `rebuild`, the keys and values in the data are ignored
-        and computed again from the messages, at the next turn. Blocks come
-        from `pool`.
+        of yours. Of tools that were Python functions the session has the
+        schemas: set `tools` to have them called again. With `rebuild`, the
+        keys and values in the data are ignored and computed again from the
+        messages, at the next turn. Blocks come from `pool`.
 
         Raises CorruptFile if the data are not a whole, sound session;
         MismatchError if the keys and values belong to other weights
         (`rebuild` then keeps the text), the model has no such template, or a
         newer version wrote them.
         """
+        data, gemma = _in_order("from_bytes", data, gemma)
         view = byte_view("data", data)
         text, kv = session_file.split(view, whole=not rebuild)
+        session = cls._of_text(text, gemma, template, pool)
+        if rebuild:
+            return session
+        if isinstance(kv, session_file.TokenPart):
+            session._talk.resume_tokens(kv.check(gemma, text), text.ends)
+        else:
+            cache = session_file.restore(kv, gemma, pool)
+            session._talk.resume(cache, text.ends)
+        return session
+
+    @classmethod
+    def _from_state(cls, state: SessionState, gemma: Gemma) -> Session:
+        """Makes the session that `_published` gave the state of. Raises what
+        `from_bytes` raises.
+        """
+        text, ids, fingerprint = state
+        tokens = session_file.TokenPart(fingerprint, ids).check(gemma, text)
+        session = cls._of_text(text, gemma)
+        session._talk.resume_tokens(tokens, text.ends)
+        return session
+
+    @classmethod
+    def _of_text(
+        cls,
+        text: SessionText,
+        gemma: Gemma,
+        template: Template | str | None = None,
+        pool: BlockPool | None = None,
+    ) -> Session:
+        """Makes a session whose keys and values are to be computed."""
         if template is None and text.template not in NAMES:
             raise ValueError(
                 "template: the session was saved with a Template named "
-                f"{brief(text.template)}; give it: Session.load(gemma, path, "
+                f"{brief(text.template)}; give it: Session.load(path, gemma, "
                 "template=...)"
             )
         session = cls(
@@ -526,30 +726,27 @@ class Session:
             template=text.template if template is None else template,
             think=text.think,
             messages=text.messages,
-            # With `rebuild` the model may be one of a shorter context.
+            # The model may be one of a shorter context.
             capacity_tokens=min(
                 text.capacity_tokens, gemma.config.context_length
             ),
             kv_dtype=text.kv_dtype,
             pool=pool,
+            tools=text.tools or None,
+            tool_choice=text.tool_choice,
+            parallel_tool_calls=text.parallel_tool_calls,
         )
         # Those that do not suit this model are errors of a reply: they can be
         # changed once the session is open.
         session.options.update(text.options)
         session._talk.saved_prefill_tokens = text.saved_prefill_tokens
-        if isinstance(kv, session_file.TokenPart):
-            if not rebuild:
-                session._talk.resume_tokens(kv.check(gemma, text), text.ends)
-        elif not rebuild:
-            cache = session_file.restore(kv, gemma, pool)
-            session._talk.resume(cache, text.ends)
         return session
 
     @classmethod
     def load(
         cls,
-        gemma: Gemma,
         path_or_file: PathOrFile,
+        gemma: Gemma,
         *,
         template: Template | str | None = None,
         rebuild: bool = False,
@@ -559,9 +756,10 @@ class Session:
 
         A file that is no session is found by its first bytes, and not read.
         """
+        path_or_file, gemma = _in_order("load", path_or_file, gemma)
         data = session_file.read(path_or_file)
         return cls.from_bytes(
-            gemma, data, template=template, rebuild=rebuild, pool=pool
+            data, gemma, template=template, rebuild=rebuild, pool=pool
         )
 
     def close(self) -> None:
@@ -579,9 +777,17 @@ class Session:
         """
         await self._calls.aclose(self.cache)
 
-    def _begin(self, text: str, options: Any, begin: float) -> Turn:
+    def _begin(self, name: str, said: Any, options: Any, begin: float) -> Turn:
+        """Begins a turn with what is said, or with `name` "results" with
+        these. Requires: acquired.
+        """
+        calls = self._talk.open_calls()
+        if name == "text":
+            messages = said_messages(said, calls)
+        else:
+            messages = result_messages(name, calls, said)
         return self._talk.begin(
-            text,
+            messages,
             self._merged(options, begin),
             drop=self.overflow == "drop_oldest_turns",
         )
@@ -594,6 +800,35 @@ class Session:
         merged["stop"] = stop_texts(self.template, self.options, options)
         merged["deadline"] = time_left(merged.get("deadline"), begin)
         return merged
+
+
+def _in_order(name: str, data: Any, gemma: Any) -> tuple[Any, Any]:
+    """Takes arguments of `load` and `from_bytes` in their former order, too:
+    the model first.
+    """
+    if not isinstance(data, Gemma):
+        if not isinstance(gemma, Gemma):
+            raise unexpected("gemma", "a Gemma", gemma)
+        return data, gemma
+    warnings.warn(
+        f"Session.{name}: the model comes second now, as everywhere; "
+        "the former order goes with a later version",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return gemma, data
+
+
+def _unpickled(kind: type[Session], data: bytes, gemma: Gemma) -> Session:
+    """Makes a session that was pickled."""
+    return kind.from_bytes(data, gemma)
+
+
+def _are_done(
+    calls: Sequence[ToolCall], functions: Mapping[str, Function]
+) -> bool:
+    """Tells whether there are calls, and Python functions for all of them."""
+    return bool(calls) and all(call.name in functions for call in calls)
 
 
 def _checked_count(name: str, value: int, least: int, most: int) -> int:

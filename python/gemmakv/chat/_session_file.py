@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 MAGIC = b"GKVSESSN"
 VERSION = 2
 TOKEN_VERSION = 3  # tokens in place of keys and values
+# The two with tools, calls or results: of each, a version that knows none of
+# these reads no further than the number.
+TOOL_VERSION, TOOL_TOKEN_VERSION = 4, 5
 # Magic, version, zero, bytes of the text part, bytes of the KV part.
 _HEADER = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
@@ -66,6 +69,16 @@ class SessionText:
     saved_prefill_tokens: int
     ends: list[int | None] = dataclasses.field(default_factory=list)
     think: bool | None = None
+    tools: list[Any] = dataclasses.field(default_factory=list)
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+
+    @property
+    def knows_tools(self) -> bool:
+        return bool(self.tools) or any(
+            message.tool_calls or message.role == "tool"
+            for message in self.messages
+        )
 
 
 def kinds_of(fields: type) -> dict[str, Any]:
@@ -86,7 +99,7 @@ def write(
         nonlocal begun
         if not begun:
             [size] = _SNAPSHOT_BYTES.unpack_from(piece)
-            write(_head(text, VERSION, size))
+            write(_head(text, False, size))
             begun = True
         write(piece)
 
@@ -102,14 +115,21 @@ def write_tokens(
     """The same without keys and values: token ids, and of which weights."""
     part = bytes.fromhex(fingerprint) + ids.astype("<i4").tobytes()
     part += hashlib.sha256(part).digest()
-    write(_head(text, TOKEN_VERSION, len(part)) + part)
+    write(_head(text, True, len(part)) + part)
 
 
-def _head(text: SessionText, version: int, kv_bytes: int) -> bytes:
-    """All that stands before the KV part."""
+def _head(text: SessionText, tokens: bool, kv_bytes: int) -> bytes:
+    """All that stands before the KV part, which has `tokens` or keys and
+    values.
+    """
+    version = TOKEN_VERSION if tokens else VERSION
+    if text.knows_tools:
+        version = TOOL_TOKEN_VERSION if tokens else TOOL_VERSION
     fields = {name: getattr(text, name) for name in _KINDS}
-    if text.think is not None:  # versions without it read all others
-        fields["think"] = text.think
+    for name, default in _OPTIONAL.items():
+        # Versions that do not know it read files without it.
+        if getattr(text, name) != default:
+            fields[name] = getattr(text, name)
     fields["messages"] = [message.to_dict() for message in text.messages]
     fields["options"] = options_to_json(text.options)
     document = to_json("messages", fields)
@@ -155,6 +175,16 @@ class TokenPart:
         return ids
 
 
+class SessionState(NamedTuple):
+    """What a session is, the tokens of its cache, and which model they are
+    for.
+    """
+
+    text: SessionText
+    ids: Ids
+    fingerprint: str
+
+
 class KeptTokens(NamedTuple):
     """Of a session whose keys and values are in the prefix cache."""
 
@@ -167,7 +197,7 @@ def kept_tokens(file: BinaryIO) -> KeptTokens | None:
     Raises CorruptFile, MismatchError.
     """
     head = file.read(_HEADER.size)
-    if len(head) < _HEADER.size or _HEADER.unpack(head)[1] != TOKEN_VERSION:
+    if len(head) < _HEADER.size or not _has_tokens(_HEADER.unpack(head)[1]):
         return None
     text, part = split(memoryview(head + file.read(_size(head))))
     assert isinstance(part, TokenPart)
@@ -212,7 +242,7 @@ def split(
             "session: the text part is not that of a session: "
             + one_line(error)
         ) from None
-    if version == TOKEN_VERSION and whole:
+    if _has_tokens(version) and whole:
         return text, TokenPart.of(data[start:])
     return text, data[start:]
 
@@ -278,17 +308,28 @@ def _size(head: bytes) -> int:
             f"session: expected a file of a saved session, found {found}"
         )
     _, version, _, text_bytes, kv_bytes = _HEADER.unpack(head)
-    if version > TOKEN_VERSION:
+    if version > TOOL_TOKEN_VERSION:
         raise MismatchError(
             f"session: format version {version} is newer than this version of "
-            f"gemmakv reads ({TOKEN_VERSION}); update gemmakv"
+            f"gemmakv reads ({TOOL_TOKEN_VERSION}); update gemmakv"
         )
     size: int = _HEADER.size + text_bytes + _DIGEST_BYTES + kv_bytes
     return size
 
 
+def _has_tokens(version: int) -> bool:
+    """Tells whether files of a version have tokens for keys and values."""
+    return version in (TOKEN_VERSION, TOOL_TOKEN_VERSION)
+
+
 _KINDS = kinds_of(SessionText)
-del _KINDS["think"]  # optional
+_OPTIONAL: dict[str, Any] = {
+    "think": None,
+    "tools": [],
+    "tool_choice": None,
+    "parallel_tool_calls": True,
+}
+_OPTIONAL_KINDS = {name: _KINDS.pop(name) for name in _OPTIONAL}
 
 
 def _upgrade(fields: dict[str, Any]) -> None:
@@ -309,14 +350,16 @@ def _checked(fields: Any) -> SessionText:
         value = fields[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise TypeError(f"{name} is {brief(value)}")
-    if unknown := fields.keys() - _KINDS - {"think"}:
+    if unknown := fields.keys() - _KINDS.keys() - _OPTIONAL.keys():
         raise TypeError(f"unknown field {min(unknown)}")
-    if not isinstance(fields.get("think"), bool | None):
-        raise TypeError(f"think is {brief(fields['think'])}")
+    for name, kind in _OPTIONAL_KINDS.items():
+        value = fields.get(name, _OPTIONAL[name])
+        if kind is not Any and not isinstance(value, kind):
+            raise TypeError(f"{name} is {brief(value)}")
     text = SessionText(**fields)
     text.messages = messages_of(text.messages) if text.messages else []
     text.options = options_from_json(text.options)
-    turns = len(text.messages) // 2
+    turns = sum(message.role == "user" for message in text.messages)
     if len(text.ends) > turns or not all(
         end is None or type(end) is int and end >= 0 for end in text.ends
     ):

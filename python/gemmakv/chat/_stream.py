@@ -6,12 +6,12 @@ import contextlib
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gemmakv import _core
-from gemmakv.chat._reply import ReplyReader, said
-from gemmakv.generation._result import Generation, Piece
+from gemmakv.chat._reply import Part, ReplyReader, calls_in, said
+from gemmakv.generation._result import Generation, Piece, ToolCall
 from gemmakv.generation._stream import _POLL_S, LetGo, PieceStream, Stream
 
 
@@ -24,7 +24,9 @@ class Answer(Protocol):
     def finish(self, generation: Generation) -> Generation:
         """Takes in the reply; returns it with its parts apart."""
 
-    def keep(self, text: str, reasoning: str) -> str:
+    def keep(
+        self, text: str, reasoning: str, calls: Sequence[ToolCall]
+    ) -> str:
         """Takes in what there is of one that failed; returns its text."""
 
     def take_back(self) -> None:
@@ -56,7 +58,6 @@ class ChatStream(PieceStream):
         self._release = release
         self._reader = turn.reader()
         self._pushed: list[tuple[int, str]] = []  # to the reader
-        self._text = self._reasoning = ""  # of all pieces of `inner`
         self._ready: deque[Piece] = deque()  # read, but not given out
         self._ended = False  # the session has the reply, or is as before
         self._generation: Generation | None = None
@@ -141,7 +142,6 @@ class ChatStream(PieceStream):
     def _save(self) -> Any:
         return (
             self._inner._save(),
-            (self._text, self._reasoning),
             self._given,
             tuple(self._ready),
             len(self._pushed),
@@ -149,8 +149,7 @@ class ChatStream(PieceStream):
 
     def _restore(self, before: Any) -> None:
         if not self._ended:
-            inner, texts, self._given, ready, count = before
-            self._text, self._reasoning = texts
+            inner, self._given, ready, count = before
             self._ready = deque(ready)
             del self._pushed[count:]
             self._reader = self._turn.reader()
@@ -198,8 +197,6 @@ class ChatStream(PieceStream):
         """Notes a piece of `inner`; what is to be shown of it."""
         self._pushed.append((piece.token_id, piece.text))
         text, reasoning = said(self._reader.push(*self._pushed[-1]))
-        self._text += text
-        self._reasoning += reasoning
         if piece.token_id < 0 and not text and not reasoning:
             return None
         return dataclasses.replace(piece, text=text, reasoning=reasoning)
@@ -230,7 +227,13 @@ class ChatStream(PieceStream):
             self._drain(Exception)  # the failure itself, again
             kept = self._inner._count > 0
             if kept:
-                kept_text = self._turn.keep(self._text, self._reasoning)
+                self._give_held()
+                reader = self._turn.reader()
+                parts: list[Part] = []
+                for token, text in self._pushed:
+                    parts += reader.push(token, text)
+                parts += reader.end()
+                kept_text = self._turn.keep(*said(parts), calls_in(parts))
                 self._cut(len(kept_text))
         except BaseException:
             kept = False  # the error that counts is the first
@@ -260,7 +263,6 @@ class ChatStream(PieceStream):
             return
         last = self._ready.pop() if self._ready else Piece("", -1)
         self._ready.append(dataclasses.replace(last, text=last.text + text))
-        self._text += text
 
     def _cut(self, length: int) -> None:
         """Has what is still to be given out end with the message."""

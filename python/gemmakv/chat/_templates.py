@@ -27,7 +27,7 @@ from gemmakv.chat._messages import (
     check_turns,
     messages_of,
 )
-from gemmakv.chat._tools import said_in_text
+from gemmakv.chat._tools import plain_tools, said_in_text
 from gemmakv.chat._turns import (
     ALTERNATING,
     ANY_ORDER,
@@ -39,10 +39,11 @@ from gemmakv.chat._turns import (
 from gemmakv.errors import MismatchError, brief, unexpected
 from gemmakv.generation._option_kinds import ReplyStop
 from gemmakv.generation._options import split_rows
+from gemmakv.generation._requests import requests_of
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from gemmakv.generation._model import Model
+    from gemmakv.chat._gemma import Gemma
 
 __all__ = [
     "NAMES",
@@ -203,6 +204,8 @@ def render(
         return turn_rules(template)
 
     opens = bool(keywords.get("add_generation_prompt", True))
+    if keywords.get("tools"):
+        keywords["tools"] = plain_tools(keywords["tools"])
     messages, places = arrange(messages, rules, opens)
     tooled = any(one.tool_calls or one.role == "tool" for one in messages)
     if isinstance(template, FileTemplate) and template.knows_results:
@@ -354,7 +357,7 @@ def check_reply_options(options: Mapping[str, Any]) -> None:
 
 
 def template_for(
-    gemma: Model, template: Template | str | None = None
+    gemma: Gemma, template: Template | str | None = None
 ) -> Template:
     """The template of a name, or the one that fits the model.
 
@@ -400,21 +403,22 @@ def template_for(
     raise unexpected("template", f"{names}, a Template or None", template)
 
 
-def is_pretrained(gemma: Model) -> bool:
+def is_pretrained(gemma: Gemma) -> bool:
     """Tells whether the model's files say what it is called, and neither a
     name nor a chat template that it was tuned for chat.
     """
     tuned = gemma.chat_template is not None or gemma.instruction_tuned
-    return not tuned and not gemma._info.is_anonymous
+    return not tuned and not requests_of(gemma).info.is_anonymous
 
 
-def _warn_of_anonymous(gemma: Model) -> None:
+def _warn_of_anonymous(gemma: Gemma) -> None:
     """Warns, once for each model, that the plain dialogue is but a guess."""
-    if "template" in gemma._warned or not gemma._info.is_anonymous:
+    requests = requests_of(gemma)
+    if "template" in requests.warned or not requests.info.is_anonymous:
         return
-    gemma._warned.add("template")
+    requests.warned.add("template")
     warnings.warn(
-        f"{gemma._info.names[-1]}: neither a name nor a chat template says "
+        f"{requests.info.names[-1]}: neither a name nor a chat template says "
         "whether this model was instruction-tuned; chats use the template "
         "'plain', pass template='gemma' (or 'gemma4') if it was",
         UserWarning,

@@ -19,12 +19,14 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, TypeGuard, get_args
 
 from gemmakv._support.json import loads_finite, plain_json
+from gemmakv.chat._functions import Function, tool_schema
 from gemmakv.chat._messages import Message, Tools, items
 from gemmakv.errors import brief, unexpected
 from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._message import fields_of
 from gemmakv.generation._result import ToolCall
 from gemmakv.generation._schema_check import checked_schema
 from gemmakv.generation._schema_fit import (
@@ -45,7 +47,8 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENTS = '"arguments": '
 _HEAD = re.compile(r'\s*\{"name": "(?P<name>[^"]*)", "arguments": ')
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
-_CHOICES = ("auto", "none", "required")
+ToolChoice = Literal["auto", "none", "required"]
+_CHOICES = get_args(ToolChoice)
 _CHOICE = ("type", "function")  # fields of one that names a tool
 _NOTES = ("title", "description", "examples", "default", "$comment")
 _SAID_NAMES = 5  # of tools, in a message
@@ -94,7 +97,10 @@ def tool_use(
     """None if there are no tools, or none is to be called. Raises ValueError
     that names the argument.
     """
-    given = [_tool(f"tools[{i}]", t) for i, t in enumerate(_listed(tools))]
+    given = [
+        _tool(f"tools[{i}]", _described(one))
+        for i, one in enumerate(_listed(tools))
+    ]
     names = [tool["function"]["name"] for tool in given]
     seen: set[str] = set()
     for i, name in enumerate(names):
@@ -142,6 +148,35 @@ def tool_use(
         said = {i: said[i] for i in said if names[i] == choice}
         parallel = False  # who names a tool wants one call of it
     return ToolUse(given, said, choice == "auto", parallel)
+
+
+def plain_tools(tools: Tools | None) -> Tools | None:
+    """Gives tools with schemas in the place of functions and of what other
+    libraries have for them.
+    """
+    if tools is None or isinstance(tools, str | bytes | Mapping):
+        return tools
+    return [_described(tool) for tool in tools]
+
+
+def functions_of(tools: Tools | None) -> dict[str, Function]:
+    """Gives the Python functions among tools, by the names that the model
+    calls them by.
+    """
+    functions = filter(_is_function, tools or ())
+    return {tool_schema(one)["function"]["name"]: one for one in functions}
+
+
+def _is_function(tool: Any) -> TypeGuard[Function]:
+    return callable(tool) and fields_of(tool) is None
+
+
+def _described(tool: Any) -> Any:
+    """Gives the schema of a function; anything else as it is, or as a dict."""
+    if _is_function(tool):
+        return tool_schema(tool)
+    fields = fields_of(tool)
+    return tool if fields is None else fields
 
 
 def _some(names: Sequence[str]) -> str:
@@ -585,8 +620,8 @@ def _tool(name: str, tool: Any) -> dict[str, Any]:
     ):
         raise unexpected(
             name,
-            "{'type': 'function', 'function': {'name': ..., 'parameters': "
-            "...}}",
+            "a function, or {'type': 'function', 'function': {'name': ..., "
+            "'parameters': ...}}",
             tool,
         )
     called = function.get("name")

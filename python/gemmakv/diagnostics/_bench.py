@@ -32,6 +32,7 @@ from gemmakv.diagnostics._speculation import TEXTS, Comparison, Speculation
 from gemmakv.errors import GemmaKVError
 from gemmakv.generation._options import core_options
 from gemmakv.generation._profile import StepProfile
+from gemmakv.generation._requests import requests_of
 from gemmakv.generation._threads import ThreadPlacement
 from gemmakv.models import _catalog as models
 
@@ -119,7 +120,7 @@ class Work:
 
 def work_of(gemma: Gemma) -> Work:
     """The work of a loaded model."""
-    matrices = gemma._engine.matrices()
+    matrices = requests_of(gemma).engine.matrices()
     names = {name for name, *_ in matrices}
     head = "output.weight" if "output.weight" in names else "token_embd.weight"
     sums = {"layer": [0, 0], "head": [0, 0]}
@@ -214,7 +215,7 @@ class Bench:
 
     def decode(self, batch: int, tokens: int) -> Pair:
         """(tokens a second of all conversations, the limit)."""
-        engine = self.gemma._engine
+        engine = requests_of(self.gemma).engine
         caches = [
             create_kv_cache(self.gemma.config, tokens + 1)
             for _ in range(batch)

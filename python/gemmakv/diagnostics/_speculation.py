@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gemmakv.cache._kv_cache import create_kv_cache
-from gemmakv.generation._model import Model
+from gemmakv.chat._gemma import Gemma
 
 TOKENS = 48  # of a reply, at most
 
@@ -55,7 +55,7 @@ class Comparison:
     """One text, and one way to guess, round by round."""
 
     def __init__(
-        self, model: Model, text: tuple[str, str, float], speculate: str
+        self, model: Gemma, text: tuple[str, str, float], speculate: str
     ) -> None:
         self._model = model
         self._name, self._prompt, self._temperature = text

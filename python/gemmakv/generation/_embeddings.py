@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gemmakv._support.text import check_unicode
 from gemmakv.errors import brief, unexpected
@@ -14,12 +16,81 @@ from gemmakv.generation._prompts import (
     prompt_ids,
     token_ids,
 )
+from gemmakv.generation._requests import Requests
+from gemmakv.generation._work import off_the_loop
 from gemmakv.models._config import ModelConfig
 from gemmakv.models._embedding import EmbeddingInfo
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 POOLINGS = ("mean", "last")
 PLACE = "{text}"
+
+
+class EmbeddingJob(NamedTuple):
+    """Checked arguments of the core."""
+
+    ids: list[TokenArray]
+    dim: int
+    pooling: str
+
+
+class Embedder:
+    """Makes vectors of texts with a model."""
+
+    def __init__(self, requests: Requests) -> None:
+        self._requests = requests
+
+    @property
+    def dims(self) -> list[int]:
+        """Lengths of vectors that the model makes, the whole one first."""
+        return self._requests.engine.embedding_dims
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        return dict(self._requests.info.embedding.prompts)
+
+    def prepare(
+        self,
+        texts: Iterable[Prompt],
+        dim: int | None,
+        prompt: str | None,
+        pooling: str | None = None,
+        parse_special: bool = False,
+        *,
+        longest: int | None = None,
+        truncate: bool = False,
+    ) -> EmbeddingJob:
+        """Checks the arguments of `Gemma.embed`, and encodes the texts.
+
+        `longest` replaces the model's context as the tokens of a text at most;
+        with `truncate`, the end of one that has more is left out.
+        """
+        requests = self._requests
+        size = check_dim(dim, self.dims)
+        kind = check_pooling(pooling, requests.config)
+        ids = embedding_ids(
+            texts,
+            prompt,
+            requests.config,
+            requests.tokenizer,
+            requests.info.embedding,
+            parse_special,
+            longest,
+            truncate,
+        )
+        return EmbeddingJob(ids, size, kind)
+
+    def compute(
+        self, job: EmbeddingJob, check: Callable[[], None] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Computes the vectors. Calls `check` now and then, and ends with what
+        that raises.
+        """
+        return self._requests.engine.embed(*job, check)
+
+    async def acompute(self, job: EmbeddingJob) -> npt.NDArray[np.float32]:
+        """Does `compute` without blocking the event loop."""
+        return await off_the_loop(lambda check: self.compute(job, check))
 
 
 def check_dim(dim: int | None, dims: Sequence[int]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Self
 
 from gemmakv import _core
@@ -11,8 +10,7 @@ from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
 from gemmakv.errors import brief
 from gemmakv.generation._prompts import Prompt, TokenArray, prompt_ids
-from gemmakv.models._config import ModelConfig
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.generation._requests import Requests
 
 
 class PinnedPrefix:
@@ -63,16 +61,12 @@ class ModelPrefixCache:
     def __init__(
         self,
         cache: PrefixCache,
-        engine: _core.Engine,
-        config: ModelConfig,
-        tokenizer: Tokenizer | None,
-        compute: Callable[[KVCache, TokenArray], object],
+        requests: Requests,
     ) -> None:
         self._cache = cache
-        self._engine = engine
-        self._config = config
-        self._tokenizer = tokenizer
-        self._compute = compute
+        self._requests = requests
+        self._engine = requests.engine  # also once the model is closed
+        self._config = requests.config
 
     def __repr__(self) -> str:
         return repr(self._cache)
@@ -123,7 +117,8 @@ class ModelPrefixCache:
                 f"one at least, found {len(ids)}"
             )
         cache = create_kv_cache(self._config)
-        self._compute(cache, ids[:-1])
+        requests = self._requests
+        requests.done(requests.prefill(cache, ids[:-1], {}))
         pin = _core.prefix_pin(self._engine, cache._core)
         return PinnedPrefix(self._cache, pin, len(cache))
 
@@ -155,7 +150,6 @@ class ModelPrefixCache:
         _core.prefix_publish(self._engine, cache._core)
 
     def _ids(self, prompt: Prompt) -> TokenArray:
-        ids, _ = prompt_ids(
-            "prompt", prompt, self._config, self._tokenizer, False
-        )
+        tokenizer = self._requests.tokenizer
+        ids, _ = prompt_ids("prompt", prompt, self._config, tokenizer, False)
         return ids

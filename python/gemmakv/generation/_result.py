@@ -9,6 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
+from gemmakv.generation._message import (
+    Message,
+    reply_message,
+    result_content,
+)
 
 if TYPE_CHECKING:
     from gemmakv.cache._kv_cache import KVCache
@@ -101,6 +106,16 @@ class ToolCall:
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
+    def result(self, value: object) -> Message:
+        """Makes the message that gives a result back.
+
+        Text stays as it is; a dict, a dataclass and a pydantic model become
+        fields, other values JSON text, and what JSON cannot say `str` of it.
+        """
+        return Message(
+            "tool", result_content(value), name=self.name, tool_call_id=self.id
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Prefill:
@@ -173,6 +188,16 @@ class Generation:
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def message(self) -> Message:
+        """The reply as a message, with its calls and thoughts."""
+        return reply_message(
+            self.text,
+            self.reasoning,
+            self.tool_calls,
+            self.finish_reason == "cancelled",
+        )
 
 
 def generation_of(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from gemmakv import _core
-from gemmakv._support.processors import in_ranges
+from gemmakv._support.arguments import integer
+from gemmakv._support.processors import check_pinned, in_ranges, thread_limit
+from gemmakv.generation._option_kinds import MAX_INT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,3 +55,13 @@ def placement_of(engine: _core.Engine) -> ThreadPlacement:
         tuple(node for _, _, node in processors),
         len({core for _, core, _ in processors}),
     )
+
+
+def count_threads(threads: int | None, pinned: bool) -> int:
+    """Checks the threads that a model is to compute with; 0 for all."""
+    if threads is None:
+        return thread_limit() or 0
+    count = integer("threads", threads, 1, MAX_INT)
+    if pinned:
+        check_pinned(count)
+    return count

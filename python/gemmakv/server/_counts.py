@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from gemmakv.generation._model import Model
+from gemmakv.chat._gemma import Gemma
 from gemmakv.generation._profile import PhaseProfile
 from gemmakv.generation._threads import ThreadPlacement
 from gemmakv.server._admission import Admission
 from gemmakv.server._metrics import Counter, Gauge, Histogram, Metric
 
 
-def _step_metrics(model: Model) -> list[Metric]:
+def _step_metrics(model: Gemma) -> list[Metric]:
     """Where the time of steps goes; without numbers if they are not timed."""
 
     def read(
@@ -79,7 +79,7 @@ class Counts:
         self,
         labels: Sequence[str],
         admission: Admission,
-        model: Model,
+        model: Gemma,
     ) -> None:
         """`labels`: of keys."""
         self.requests = Counter(

@@ -47,7 +47,9 @@ from gemmakv.chat._tools import CallPart, tool_use
 from gemmakv.chat._transcript import Encoder, at_least
 from gemmakv.chat._turns import SYSTEM_ROLES
 from gemmakv.errors import CacheFullError, GemmaKVError, one_line
+from gemmakv.generation._embeddings import Embedder
 from gemmakv.generation._prompts import TokenArray
+from gemmakv.generation._requests import requests_of
 from gemmakv.generation._result import Generation, TopLogprobs
 from gemmakv.options import GenerationOptions
 from gemmakv.server._admission import Admission, stopping
@@ -182,7 +184,7 @@ class ChatService:
         len(self.tokenizer.token_bytes)
         self.tokenizer._at_least("", 0)
         with contextlib.suppress(ValueError, GemmaKVError):
-            gemma._compiler.prepare()
+            requests_of(gemma).compiler.prepare()
 
     def _block_pool(self, memory: int | None) -> BlockPool | None:
         """Of what runs; one conversation always fits."""
@@ -443,9 +445,10 @@ class ChatService:
     ) -> tuple[npt.NDArray[np.float32], int]:
         if self.admission.draining:
             raise stopping()
-        gemma, label = self.gemma, request.tenant.label
+        embedder = Embedder(requests_of(self.gemma))
+        label = request.tenant.label
         job = await self.on_texts(
-            lambda texts: gemma._embedding_job(
+            lambda texts: embedder.prepare(
                 texts,
                 request.dim,
                 request.prompt,
@@ -460,7 +463,7 @@ class ChatService:
             async with self.admission.slot(label, 1, _left(until)):
                 self.counts.queue_s.observe(time.monotonic() - request.arrived)
                 async with asyncio.timeout(_left(until)):
-                    vectors = await gemma._aembed(*job)
+                    vectors = await embedder.acompute(job)
         except TimeoutError:
             raise RequestError(
                 503,
@@ -468,7 +471,7 @@ class ChatService:
                 param="deadline",
                 code="deadline_exceeded",
             ) from None
-        tokens = sum(map(len, job[0]))
+        tokens = sum(map(len, job.ids))
         self.counts.prompt_tokens.add(tokens, key=label)
         self.counts.embeddings.add(len(vectors), key=label)
         return vectors, tokens
@@ -597,7 +600,10 @@ class ChatService:
         async with self._compiling[label]:
             seconds = self.settings.limits.compile_s
             return await _on(
-                self._grammars, self.gemma._compile, options, seconds
+                self._grammars,
+                requests_of(self.gemma).compile,
+                options,
+                seconds,
             )
 
     async def _to_compute(

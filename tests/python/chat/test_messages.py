@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import types
 from typing import Any
 
 import pytest
 
-from gemmakv import Message
+from gemmakv import Message, ToolCall
 from gemmakv._support.json import plain_json
 from gemmakv.chat._messages import messages_of
 
@@ -136,6 +137,48 @@ def test_what_clients_send() -> None:
         [{"role": "user", "content": "a", "tool_calls": None}]
     )
     assert message == Message("user", "a")
+
+
+class Dumped:
+    """Looks as the models of openai's and anthropic's libraries do."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    def model_dump(self, *, exclude_none: bool = False) -> dict[str, Any]:
+        return {
+            k: v
+            for k, v in self.fields.items()
+            if not (exclude_none and v is None)
+        }
+
+
+def test_what_other_libraries_give() -> None:
+    """Their messages, blocks and calls, and ours, may be mixed."""
+    call = ToolCall("1", "f", {"a": 1})
+    given: list[Any] = [
+        Dumped(role="user", content="a", name=None),
+        {"role": "user", "content": [Dumped(type="text", text="b", x=None)]},
+        types.SimpleNamespace(role="assistant", content="c", tool_calls=None),
+        Dumped(role="assistant", content=None, tool_calls=[call.to_dict()]),
+        {"role": "assistant", "tool_calls": [Dumped(**call.to_dict())]},
+        {"role": "assistant", "tool_calls": [call]},
+        types.SimpleNamespace(message=Message("assistant", "d")),
+        call.result({"b": 2}),
+    ]
+    asked = Message("assistant", None, tool_calls=[call.to_dict()])
+    assert messages_of(given) == [
+        Message("user", "a"),
+        Message("user", [{"type": "text", "text": "b"}]),
+        Message("assistant", "c"),
+        asked,
+        asked,
+        asked,
+        Message("assistant", "d"),
+        Message("tool", {"b": 2}, name="f", tool_call_id="1"),
+    ]
+    with pytest.raises(ValueError, match=r"messages\[1\]: expected .*class"):
+        messages_of([given[0], Dumped])
 
 
 USER = {"role": "user", "content": "a"}

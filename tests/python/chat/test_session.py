@@ -21,6 +21,7 @@ from gemmakv import (
     create_kv_cache,
 )
 from gemmakv.chat import _one_call
+from gemmakv.generation._requests import requests_of
 from support import family_models, tiny_gguf
 from support.sessions import (
     BANNED,
@@ -93,7 +94,7 @@ def test_every_way_gives_the_same_bits_on_the_real_model(
     session.undo()
     assert_same(first, session.send("Another one.", **keywords))
     session.undo()
-    restored = Session.from_bytes(gemma, session.to_bytes())
+    restored = Session.from_bytes(session.to_bytes(), gemma)
     assert_same(first, restored.fork().send("Another one.", **keywords))
     fresh = Session(gemma, template="gemma", messages=messages)
     assert_same(first, fresh.send("Another one.", **keywords))
@@ -447,7 +448,7 @@ def test_options_of_sessions_that_are_right(tiny: Gemma) -> None:
     session.send("a", **NO_END)
     assert seen
     # Neither can be saved; what a draft is made a session impossible to save.
-    again = Session.from_bytes(tiny, session.to_bytes())
+    again = Session.from_bytes(session.to_bytes(), tiny)
     assert again.options == {"speculate": "draft", "max_tokens": 4}
     with pytest.raises(ValueError, match="speculate: .*draft="):
         again.send("b")
@@ -621,7 +622,7 @@ def test_any_order_of_calls_is_exact(tiny: Gemma, seed: int) -> None:
             sessions.append(session.fork())
         elif action == 4:
             i = sessions.index(session)
-            sessions[i] = Session.from_bytes(tiny, session.to_bytes())
+            sessions[i] = Session.from_bytes(session.to_bytes(), tiny)
         elif action == 5:
             stream = session.stream("cut", seed=step, temperature=1.0)
             for _ in range(rng.randrange(4)):
@@ -641,17 +642,18 @@ def check_turn(session: Session, text: str, seed: int) -> None:
         "logprobs": True,
     }
     turns: list[list[int]] = []
-    run = session.gemma._reply
+    requests = requests_of(session.gemma)
+    run = requests.reply
 
     def spy(cache: KVCache, ids: Any, *rest: Any) -> Any:
         turns.append([*cache.tokens.tolist(), *ids.tolist()])
         return run(cache, ids, *rest)
 
-    session.gemma._reply = spy  # type: ignore[method-assign]
+    requests.reply = spy  # type: ignore[method-assign]
     try:
         reply = session.send(text, **options)
     finally:
-        del session.gemma._reply  # type: ignore[method-assign]
+        del requests.reply  # type: ignore[method-assign]
     capacity = session.cache.capacity_tokens
     other = create_kv_cache(session.gemma.config, capacity)
     expected = session.gemma.generate(

@@ -21,7 +21,7 @@ def test_ways_to_the_same_turn(model: Gemma) -> None:
     said(session, "a second turn that leaves the window behind", "third")
     assert len(session.cache) > 4 * family_models.WINDOW
     ways = [session, session.fork()]
-    ways += [Session.from_bytes(model, session.to_bytes())]
+    ways += [Session.from_bytes(session.to_bytes(), model)]
     options = {"max_tokens": 12, "seed": 9, "logprobs": True, **NO_END}
     replies = [way.send("fourth", **options) for way in ways]
     session.undo()

@@ -73,7 +73,7 @@ def test_undo_after_loading_costs_what_it_costs_live(model: Gemma) -> None:
         live.send(
             f"the {i}", max_tokens=2 * tiny_gguf.WINDOW, logit_bias=banned
         )
-    loaded = Session.from_bytes(model, live.to_bytes())
+    loaded = Session.from_bytes(live.to_bytes(), model)
     assert loaded.cache.checkpoints == live.cache.checkpoints
     for _ in range(2):
         assert replay_of_undo(loaded) == replay_of_undo(live) == 0
@@ -110,7 +110,7 @@ def test_pool_and_checkpoint_bytes(tiny: Gemma) -> None:
     pool = BlockPool(bytes=1 << 10)
     for build in (
         lambda: Session(tiny, pool=pool).send("one", **GREEDY),
-        lambda: Session.from_bytes(tiny, session.to_bytes(), pool=pool),
+        lambda: Session.from_bytes(session.to_bytes(), tiny, pool=pool),
     ):
         with pytest.raises(CacheFullError):
             build()
@@ -176,7 +176,7 @@ def test_saving_takes_no_second_copy(gemma: Gemma) -> None:
 def test_what_is_no_session_is_not_read(tiny: Gemma) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CorruptFile, match="expected a file of a saved"):
-        Session.load(tiny, "/dev/zero")
+        Session.load("/dev/zero", tiny)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert after - before < 64 << 10  # KiB
 
@@ -186,13 +186,13 @@ def test_wrong_types(tiny: Gemma, bad: Any) -> None:
     with pytest.raises(ValueError, match="path"):
         Session(tiny).save(bad)
     with pytest.raises(ValueError, match="path"):
-        Session.load(tiny, bad)
+        Session.load(bad, tiny)
 
 
 def test_wrong_types_of_data(tiny: Gemma) -> None:
     for bad in (5, None, "text"):
         with pytest.raises(ValueError, match="data: expected bytes"):
-            Session.from_bytes(tiny, bad)  # type: ignore[arg-type]
+            Session.from_bytes(bad, tiny)  # type: ignore[arg-type]
 
 
 def test_short_reads(tiny: Gemma, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_short_reads(tiny: Gemma, tmp_path: Path) -> None:
         def read(self, size: int | None = -1) -> bytes:
             return super().read(min(size or 0, 100))
 
-    again = Session.load(tiny, Slow(session.to_bytes()))
+    again = Session.load(Slow(session.to_bytes()), tiny)
     assert again.messages == session.messages
     # A message of the file tells of it, not of what stands beside it.
     with pytest.raises(OSError) as error:
@@ -221,6 +221,6 @@ def test_options_that_no_file_can_hold(tiny: Gemma) -> None:
 def test_an_empty_session_of_another_model_is_refused(tiny: Gemma) -> None:
     other = family_models.model("gemma2", tokenizer=tiny.tokenizer)
     with pytest.raises(MismatchError, match="rebuild=True"):
-        Session.from_bytes(tiny, Session(other).to_bytes())
-    again = Session.from_bytes(tiny, Session(other).to_bytes(), rebuild=True)
+        Session.from_bytes(Session(other).to_bytes(), tiny)
+    again = Session.from_bytes(Session(other).to_bytes(), tiny, rebuild=True)
     assert again.send("one", **GREEDY).token_ids

@@ -85,15 +85,15 @@ def test_going_on_is_the_same(
     path = tmp_path / "a session"
     if how == "path":
         session.save(path)
-        again = Session.load(session.gemma, path)
+        again = Session.load(path, session.gemma)
     elif how == "file":
         buffer = io.BytesIO()
         session.save(buffer)
         buffer.seek(0)
-        again = Session.load(session.gemma, buffer)
+        again = Session.load(buffer, session.gemma)
     else:
         again = Session.from_bytes(
-            session.gemma, memoryview(session.to_bytes())
+            memoryview(session.to_bytes()), session.gemma
         )
     assert again.messages == session.messages
     assert again.system == session.system
@@ -112,7 +112,7 @@ def test_going_on_is_the_same(
 
 def test_an_empty_session(tiny: Gemma) -> None:
     session = Session(tiny)
-    again = Session.from_bytes(tiny, session.to_bytes())
+    again = Session.from_bytes(session.to_bytes(), tiny)
     assert again.messages == []
     assert_goes_on_alike(again, session)
 
@@ -123,7 +123,7 @@ def test_a_running_reply_is_not_saved(session: Session) -> None:
     with pytest.raises(GemmaKVError, match=r"cancel\(\)"):
         session.to_bytes()
     stream.cancel()
-    again = Session.from_bytes(session.gemma, session.to_bytes())
+    again = Session.from_bytes(session.to_bytes(), session.gemma)
     assert again.turns == 3 and stream.result().finish_reason == "cancelled"
     assert again.messages == session.messages
 
@@ -137,7 +137,7 @@ def test_saving_replaces_in_one_step(session: Session, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         session.save(tmp_path / "nowhere" / "s")
     with pytest.raises(FileNotFoundError):
-        Session.load(session.gemma, tmp_path / "nowhere")
+        Session.load(tmp_path / "nowhere", session.gemma)
 
 
 def test_a_killed_save_leaves_nothing_behind_the_next(
@@ -162,7 +162,7 @@ def test_a_killed_save_leaves_nothing_behind_the_next(
 
 def test_progress_is_not_saved(tiny: Gemma) -> None:
     session = Session(tiny, options={"progress": True, "top_k": 3})
-    again = Session.from_bytes(tiny, session.to_bytes())
+    again = Session.from_bytes(session.to_bytes(), tiny)
     assert again.options == {"top_k": 3}
 
 
@@ -183,7 +183,7 @@ def test_a_grammar_is_saved(tiny: Gemma, tmp_path: Path) -> None:
     grammar = Grammar.regex("[a-z]{3}")
     session = Session(tiny, options={"grammar": grammar})
     session.save(tmp_path / "s")
-    loaded = Session.load(tiny, tmp_path / "s")
+    loaded = Session.load(tmp_path / "s", tiny)
     assert loaded.options["grammar"] == grammar
     for bad in ({"kind": "regex"}, {"kind": "x", "text": "a"}):
         with pytest.raises(ValueError, match="grammar"):
@@ -197,7 +197,7 @@ def test_numpy_values_in_options(tiny: Gemma) -> None:
         "logit_bias": {np.int32(4): np.float64(-INF)},
         "stop": ("a", "b"),
     }
-    again = Session.from_bytes(tiny, Session(tiny, options=options).to_bytes())
+    again = Session.from_bytes(Session(tiny, options=options).to_bytes(), tiny)
     assert again.options == {
         "top_k": 3,
         "temperature": 0.5,
@@ -217,14 +217,14 @@ def test_damage_is_found(session: Session) -> None:
         damaged = bytearray(data)
         damaged[place] ^= 0x10
         with pytest.raises((CorruptFile, MismatchError)) as error:
-            Session.from_bytes(session.gemma, damaged)
+            Session.from_bytes(damaged, session.gemma)
         assert "\n" not in str(error.value)
         assert str(error.value).startswith("session: ")
     for length in [*range(0, text_end + 100, 7), len(data) - 1]:
         with pytest.raises(CorruptFile):
-            Session.from_bytes(session.gemma, data[:length])
+            Session.from_bytes(data[:length], session.gemma)
     with pytest.raises(CorruptFile):
-        Session.from_bytes(session.gemma, data + b"\0")
+        Session.from_bytes(data + b"\0", session.gemma)
 
 
 def test_text_survives_damaged_keys_and_values(session: Session) -> None:
@@ -236,10 +236,10 @@ def test_text_survives_damaged_keys_and_values(session: Session) -> None:
         data[:-kv_bytes] + bytes(kv_bytes),
     ):
         with pytest.raises(CorruptFile) as error:
-            Session.from_bytes(session.gemma, damaged)
+            Session.from_bytes(damaged, session.gemma)
         if len(damaged) == len(data):
             assert "rebuild=True" in str(error.value)
-        again = Session.from_bytes(session.gemma, damaged, rebuild=True)
+        again = Session.from_bytes(damaged, session.gemma, rebuild=True)
         assert again.messages == session.messages
         assert len(again.cache) == 0
     fresh = Session(
@@ -256,14 +256,14 @@ def test_text_survives_damaged_keys_and_values(session: Session) -> None:
 
 def test_a_later_format(session: Session) -> None:
     data = bytearray(session.to_bytes())
-    data[8] = 4
-    with pytest.raises(MismatchError, match="version 4 is newer"):
-        Session.from_bytes(session.gemma, data)
+    data[8] = 6
+    with pytest.raises(MismatchError, match="version 6 is newer"):
+        Session.from_bytes(data, session.gemma)
 
 
 def test_a_cache_is_no_session(session: Session) -> None:
     with pytest.raises(CorruptFile, match="saved session, found b'GKVCACHE'"):
-        Session.from_bytes(session.gemma, session.cache.to_bytes())
+        Session.from_bytes(session.cache.to_bytes(), session.gemma)
 
 
 @pytest.mark.parametrize(
@@ -298,13 +298,13 @@ def test_fields_that_no_session_has(
 ) -> None:
     data = with_text(session.to_bytes(), change)
     with pytest.raises((ValueError, CorruptFile)) as error:
-        Session.from_bytes(session.gemma, data)
+        Session.from_bytes(data, session.gemma)
     assert "\n" not in str(error.value)
 
 
 def test_fields_that_one_may_have(session: Session) -> None:
     data = with_text(session.to_bytes(), {})
-    assert Session.from_bytes(session.gemma, data).turns == 2
+    assert Session.from_bytes(data, session.gemma).turns == 2
 
 
 # ---- Another model, another template ----
@@ -315,8 +315,8 @@ def test_other_weights(session: Session, tmp_path: Path) -> None:
         tiny_gguf.write(tmp_path / "o.gguf", weights=tiny_gguf.tensors(seed=9))
     )
     with pytest.raises(MismatchError, match="rebuild=True"):
-        Session.from_bytes(other, session.to_bytes())
-    again = Session.from_bytes(other, session.to_bytes(), rebuild=True)
+        Session.from_bytes(session.to_bytes(), other)
+    again = Session.from_bytes(session.to_bytes(), other, rebuild=True)
     assert again.messages == session.messages
     again.send("three", max_tokens=2)
     assert_sound(again)
@@ -335,11 +335,11 @@ def test_a_template_of_ones_own(tiny: Gemma) -> None:
     session = said(Session(tiny, template=Own()), "one")
     data = session.to_bytes()
     with pytest.raises(ValueError, match="'own'"):
-        Session.from_bytes(tiny, data)
-    again = Session.from_bytes(tiny, data, template=Own())
+        Session.from_bytes(data, tiny)
+    again = Session.from_bytes(data, tiny, template=Own())
     assert_goes_on_alike(again, session)
     # Another one reads the same messages.
-    plain = Session.from_bytes(tiny, data, template="plain")
+    plain = Session.from_bytes(data, tiny, template="plain")
     assert plain.messages == [Message("user", "one"), session.messages[1]]
     plain.send("two", max_tokens=1)
     assert_sound(plain)
@@ -354,7 +354,7 @@ def test_the_files_template(tiny: Gemma, tmp_path: Path) -> None:
     carries = Gemma.load(tiny_gguf.write(tmp_path / "m.gguf", meta))
     session = said(Session(carries), "one", "two")
     assert session.template.name == "file"
-    again = Session.from_bytes(carries, session.to_bytes())
+    again = Session.from_bytes(session.to_bytes(), carries)
     assert_goes_on_alike(again, session)
     with pytest.raises(MismatchError, match="no chat template of its own"):
-        Session.from_bytes(tiny, session.to_bytes())
+        Session.from_bytes(session.to_bytes(), tiny)

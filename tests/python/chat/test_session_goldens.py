@@ -29,10 +29,10 @@ def test_a_session_file(
     )
     path = golden / f"session_v{version}.gkv"
     with pytest.raises(MismatchError, match="another version of gemmakv"):
-        Session.load(tiny, path)
+        Session.load(path, tiny)
     with monkeypatch.context() as patch:
         patch.setattr(Gemma, "fingerprint", Gemma.weights_fingerprint)
-        session = Session.load(tiny, path)
+        session = Session.load(path, tiny)
     assert [parts(m) for m in session.messages] == [
         (role(name), content, incomplete)
         for name, content, incomplete in stored["messages"]
@@ -54,7 +54,7 @@ def test_a_session_file(
     if version > 1:
         assert session.cache.checkpoints == stored["checkpoints"]
         assert session._talk.ends == stored["ends"]
-    session = Session.load(tiny, path, rebuild=True)
+    session = Session.load(path, tiny, rebuild=True)
     following = stored["next"]
     reply = session.send(
         following["text"], max_tokens=following["max_tokens"]
@@ -64,6 +64,6 @@ def test_a_session_file(
 
 
 def test_an_empty_one(tiny: Gemma, golden: Path) -> None:
-    session = Session.load(tiny, golden / "session_v1_empty.gkv")
+    session = Session.load(golden / "session_v1_empty.gkv", tiny)
     assert session.messages == [] and session.cache.capacity_tokens == 100
     assert session.send("one", max_tokens=2).token_ids

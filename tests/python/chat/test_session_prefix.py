@@ -107,7 +107,7 @@ def test_tokens_alone_bring_a_session_back(
             whole[len(whole) // 2] ^= 1
             path.write_bytes(whole)
             path.chmod(0o400)
-    back = Session.from_bytes(gemma, data)
+    back = Session.from_bytes(data, gemma)
     assert not back.in_memory and back.messages == live.messages
     assert back.cache.tokens.tolist() == live.cache.tokens.tolist()
     options = {"max_tokens": 12, "repetition_penalty": 1.3, **NO_END}
@@ -126,7 +126,7 @@ def test_tokens_alone_bring_a_session_back(
         back.send("instead", seed=8, **options),
         live.send("instead", seed=8, **options),
     )
-    again = Session.from_bytes(place.start(), tokens_of(back))
+    again = Session.from_bytes(tokens_of(back), place.start())
     again.undo(2)
     live.undo(2)
     reply = again.send("later", seed=9, **options)
@@ -157,8 +157,8 @@ def test_a_saved_file_holds_everything(
     """Also of a session that is not in memory."""
     live = said(Session(talker, SYSTEM), "one", "two")
     data = tokens_of(said(Session(place.start(), SYSTEM), "one", "two"))
-    Session.from_bytes(place.start(), data).save(tmp_path / "whole.gkv")
-    back = Session.load(talker, tmp_path / "whole.gkv")
+    Session.from_bytes(data, place.start()).save(tmp_path / "whole.gkv")
+    back = Session.load(tmp_path / "whole.gkv", talker)
     assert back.in_memory
     reply = back.send("three", max_tokens=9, seed=3, **NO_END)
     own = live.send("three", max_tokens=9, seed=3, **NO_END)
@@ -178,16 +178,16 @@ def test_what_is_no_session_of_tokens(talker: Gemma, tiny: Gemma) -> None:
         bad = bytearray(data)
         bad[position] ^= 1
         with pytest.raises(CorruptFile):
-            Session.from_bytes(talker, bytes(bad))
+            Session.from_bytes(bytes(bad), talker)
     with pytest.raises(CorruptFile):
-        Session.from_bytes(talker, data[:-1])
+        Session.from_bytes(data[:-1], talker)
     with pytest.raises(MismatchError, match="rebuild=True"):
-        Session.from_bytes(tiny, data)
-    again = Session.from_bytes(talker, data[:-1], rebuild=True)
+        Session.from_bytes(data, tiny)
+    again = Session.from_bytes(data[:-1], talker, rebuild=True)
     assert again.messages == session.messages and not len(again.cache)
-    newer = data[:8] + struct.pack("<I", 4) + data[12:]
+    newer = data[:8] + struct.pack("<I", 6) + data[12:]
     with pytest.raises(MismatchError, match="update gemmakv"):
-        Session.from_bytes(talker, newer)
+        Session.from_bytes(newer, talker)
 
 
 @pytest.mark.parametrize("bad", [-1, 1 << 30])
@@ -201,4 +201,4 @@ def test_token_ids_that_no_model_has(talker: Gemma, bad: int) -> None:
     ids[3] = bad
     session_file.write_tokens(text, ids, talker.fingerprint, file.write)
     with pytest.raises(CorruptFile, match="token ids"):
-        Session.from_bytes(talker, file.getvalue())
+        Session.from_bytes(file.getvalue(), talker)

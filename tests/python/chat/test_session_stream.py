@@ -15,6 +15,7 @@ import pytest
 
 from gemmakv import ChatStream, Gemma, GemmaKVError, Message, Session
 from gemmakv.chat import _one_call
+from gemmakv.generation._requests import requests_of
 from support import tiny_gguf
 from support.ctrl_c import ctrl_c_when
 from support.sessions import NO_END, assert_same, assert_sound, said, state
@@ -369,11 +370,12 @@ def test_ctrl_c_in_send_changes_nothing(endless: Gemma, template: str) -> None:
     session = said(Session(endless, template=template), "one")
     before = state(session)
     expected = session.fork().send("three", max_tokens=9, seed=1, **NO_END)
+    engine = requests_of(endless).engine
     for _ in range(2):
-        steps = endless._engine.steps
+        steps = engine.steps
         with (
             pytest.raises(KeyboardInterrupt),
-            ctrl_c_when(lambda n=steps: endless._engine.steps > n + 3),
+            ctrl_c_when(lambda n=steps: engine.steps > n + 3),
         ):
             session.send("two", max_tokens=1_000_000, **NO_END)
         assert state(session) == before
@@ -442,7 +444,7 @@ def test_a_failing_callback_ends_the_call(session: Session) -> None:
     reply = session.messages[-1]
     assert reply == Message("model", "".join(shown).strip(), incomplete=True)
     assert session.turns == 2
-    again = Session.from_bytes(session.gemma, session.to_bytes())
+    again = Session.from_bytes(session.to_bytes(), session.gemma)
     assert again.messages == session.messages
     assert again.send("three", max_tokens=3) is not None
     session.send("three", max_tokens=3)

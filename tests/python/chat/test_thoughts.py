@@ -13,6 +13,7 @@ import gemmakv
 from gemmakv import Message, Session
 from gemmakv.chat._native_calls import QUOTE_MARK, read_call
 from gemmakv.chat._reply import CallPart, Part, ReplyReader, Thought, said
+from gemmakv.generation._requests import requests_of
 from support import gemma4_files
 from support.extras import needs
 from support.gemma4_files import IDS, script
@@ -112,19 +113,6 @@ def test_cut_anywhere(
         assert reader.calls == len(calls)
 
 
-def test_taken_back(tokenizer: gemmakv.Tokenizer) -> None:
-    """What was read twice counts once."""
-    reply = f"<|channel>thought\nHm the\n<channel|>Yes {CALL}"
-    reader = ReplyReader(tokenizer, "native")
-    parts: list[Part] = []
-    for token, came in late(tokenizer, reply, random.Random(1)):
-        before = reader.state()
-        reader.push(token, came)
-        reader.restore(before)
-        parts += reader.push(token, came)
-    assert joined(parts) == ("Yes", "Hm the", [("rain", ARGUMENTS)])
-
-
 def test_the_same_characters_are_text(tokenizer: gemmakv.Tokenizer) -> None:
     reader = ReplyReader(tokenizer, "native")
     reply = f"<|channel>thought\nx<channel|>{CALL}"
@@ -194,12 +182,13 @@ def test_calls_of_a_chat(
     gemma: gemmakv.Gemma, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply = f"<|channel>thought\nthe<channel|>{CALL}<|tool_response>"
-    whole = gemma._reply
+    requests = requests_of(gemma)
+    whole = requests.reply
 
     def scripted(cache: Any, ids: Any, options: Any, *more: Any) -> Any:
         return whole(cache, ids, {**options, "grammar": script(reply)}, *more)
 
-    monkeypatch.setattr(gemma, "_reply", scripted)
+    monkeypatch.setattr(requests, "reply", scripted)
     found = gemma.chat(USER, tools=[TOOL], think=True, max_tokens=200)
     assert (found.text, found.reasoning) == ("", "the")
     [call] = found.tool_calls
@@ -329,10 +318,10 @@ def test_saved(
     assert (b'"think"' in data) == (think is not None)
     session.save(tmp_path / "a.session")
     for rebuild in (False, True):
-        other = Session.load(gemma, tmp_path / "a.session", rebuild=rebuild)
+        other = Session.load(tmp_path / "a.session", gemma, rebuild=rebuild)
         assert other.messages == session.messages and other.think is think
         assert other.messages[-1].reasoning == "the in"
-        copy = Session.from_bytes(gemma, data)
+        copy = Session.from_bytes(data, gemma)
         assert other.send("the", max_tokens=5, temperature=0).token_ids == (
             copy.send("the", max_tokens=5, temperature=0).token_ids
         )

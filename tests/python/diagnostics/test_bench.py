@@ -23,6 +23,7 @@ import gemmakv
 from gemmakv import _core
 from gemmakv.cli import main
 from gemmakv.diagnostics import _bench as bench
+from gemmakv.generation._requests import requests_of
 from support import tiny_gguf, tiny_models
 from support.command import RunCli, assert_fails
 
@@ -179,8 +180,8 @@ def test_parallel_loops_are_counted(
     alone = gemmakv.Gemma.load(tiny_path, threads=1)
     cache = gemmakv.create_kv_cache(alone.config)
     alone.generate(cache, [2], max_tokens=3)
-    assert alone._engine.parallel_loops == 0
-    assert alone._engine.steps > 0
+    assert requests_of(alone).engine.parallel_loops == 0
+    assert requests_of(alone).engine.steps > 0
 
 
 def test_work_counts_what_a_step_reads(
@@ -242,9 +243,9 @@ def test_speculation_is_measured_beside(report: bench.Report) -> None:
 def test_rows_of_decoding_are_without_guesses(tiny_path: Path) -> None:
     with known_machine():
         measured = bench.Bench(str(tiny_path), 1, False, None)
-    before = measured.gemma._engine.steps
+    before = requests_of(measured.gemma).engine.steps
     measured.decode(1, 40)
-    assert measured.gemma._engine.steps - before == 40
+    assert requests_of(measured.gemma).engine.steps - before == 40
 
 
 def test_profile_sums_to_the_time_of_steps(report: bench.Report) -> None:

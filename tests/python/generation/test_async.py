@@ -26,6 +26,7 @@ from gemmakv import (
     create_kv_cache,
 )
 from gemmakv.generation import _stream
+from gemmakv.generation._requests import requests_of
 from support import tiny_gguf
 from support.forks import output_of
 from support.waits import wait_in_loop, wait_until
@@ -210,7 +211,7 @@ def test_characters_of_several_tokens_are_taken_whole(tiny: Gemma) -> None:
 
 def test_streams_that_are_taken_share_steps(slow: Gemma) -> None:
     async def main() -> None:
-        before = slow._engine.steps
+        before = requests_of(slow).engine.steps
         streams = [
             await slow.astream(
                 create_kv_cache(slow.config, 4096), [BOS, 20 + i],
@@ -223,7 +224,7 @@ def test_streams_that_are_taken_share_steps(slow: Gemma) -> None:
         )
         assert [len(order) for _, _, order in found] == [100] * 8
         # One by one they would take 800.
-        assert slow._engine.steps - before < 300
+        assert requests_of(slow).engine.steps - before < 300
 
     asyncio.run(main())
 
@@ -767,9 +768,9 @@ def test_async_progress_counts_what_is_computed(slow: Gemma) -> None:
         beside = threading.Thread(
             target=talk_beside, args=(slow, told, range(1, 8001), over)
         )
-        steps = slow._engine.steps
+        steps = requests_of(slow).engine.steps
         beside.start()
-        wait_until(lambda steps=steps: slow._engine.steps > steps)
+        wait_until(lambda steps=steps: requests_of(slow).engine.steps > steps)
         try:
             run = getattr(slow, call)(
                 cache,
@@ -800,7 +801,7 @@ def test_streams_of_a_loop_share_their_steps(tiny_path: Path) -> None:
         await asyncio.gather(*[read() for _ in range(32)])
 
     asyncio.run(read_all())
-    assert gemma._engine.steps < 1000
+    assert requests_of(gemma).engine.steps < 1000
 
 
 # ---- Processes ----

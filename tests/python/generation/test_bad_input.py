@@ -14,6 +14,7 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, KVCache, create_kv_cache
+from gemmakv.generation._requests import requests_of
 from support import tiny_gguf
 from support.bad_files import Edit, forget, one_line, put
 
@@ -404,7 +405,7 @@ def test_prompt_at_the_capacity_and_past_it(
 ) -> None:
     room = used.capacity_tokens - len(used)
     before = used.to_bytes()
-    steps = tiny._engine.steps
+    steps = requests_of(tiny).engine.steps
     with pytest.raises(gemmakv.CacheFullError) as caught:
         if how == "generate":
             tiny.generate(used, [5] * (room + 1))
@@ -419,7 +420,7 @@ def test_prompt_at_the_capacity_and_past_it(
             tiny.logits(used, [5] * (room + 1))
     assert str(used.capacity_tokens) in one_line(caught.value)
     assert used.to_bytes() == before
-    assert tiny._engine.steps == steps  # before any work
+    assert requests_of(tiny).engine.steps == steps  # before any work
     tiny.logits(used, [5] * room)  # exactly the limit
     with pytest.raises(gemmakv.CacheFullError):
         tiny.logits(used, [5])

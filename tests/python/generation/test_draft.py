@@ -13,6 +13,7 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, ModelConfig
+from gemmakv.generation._requests import requests_of
 from support import guesses, tiny_gguf
 from support.command import RunCli
 
@@ -105,7 +106,7 @@ def test_it_drafts_where_it_pays(tiny: Gemma, small: Gemma) -> None:
     assert drafted(drafting, speculate="draft") > 0
     said = drafting.generate(new(drafting), TEXT, speculate="off", **SAME)
     assert said.usage.drafted == 0
-    assert drafting._engine.draft_rows > 0
+    assert requests_of(drafting).engine.draft_rows > 0
     tenant = drafting.with_salt("tenant")
     assert drafted(tenant) > 0
 

@@ -13,6 +13,7 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, KVCache
+from gemmakv.generation._requests import requests_of
 from support import drafter_models, golden_configs, guesses, tiny_gguf
 from support.golden_models import core_tensors
 
@@ -84,7 +85,7 @@ def test_nothing_else_changes(gemma: Gemma, options: dict[str, Any]) -> None:
 def test_it_guesses_where_that_pays(name: str, tmp_path: Path) -> None:
     """Whatever it says, the bias makes it right."""
     gemma = loaded(name, tmp_path / "drafter", 4096)
-    before = gemma._engine.draft_rows
+    before = requests_of(gemma).engine.draft_rows
     until = time.monotonic() + 60  # a busy machine may hide it for a while
     while time.monotonic() < until:
         said = gemma.generate(
@@ -95,7 +96,7 @@ def test_it_guesses_where_that_pays(name: str, tmp_path: Path) -> None:
             break
     else:
         pytest.fail("no guess was made")
-    assert gemma._engine.draft_rows > before
+    assert requests_of(gemma).engine.draft_rows > before
     off = gemma.generate(
         new(gemma), prompt_of(1, 20), max_tokens=30, speculate="off", **SAME)
     assert off.usage.drafted == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gemmakv
+from gemmakv.generation._requests import requests_of
 from support import family_models, tiny_gguf
 from support.ctrl_c import ctrl_c_when
 from support.waits import wait_in_loop
@@ -177,13 +178,13 @@ def test_models_that_generate_give_hidden_states(family: str) -> None:
 
 def test_ctrl_c_ends_it(embedder: gemmakv.Gemma) -> None:
     texts = [[5] * 512] * 4000
-    begun = embedder._engine.steps
+    begun = requests_of(embedder).engine.steps
     with (
         pytest.raises(KeyboardInterrupt),
-        ctrl_c_when(lambda: embedder._engine.steps > begun),
+        ctrl_c_when(lambda: requests_of(embedder).engine.steps > begun),
     ):
         embedder.embed(texts)
-    assert embedder._engine.steps - begun < 3000  # of 4000
+    assert requests_of(embedder).engine.steps - begun < 3000  # of 4000
     assert embedder.embed(TEXTS).shape == (4, 160)
 
 
@@ -220,18 +221,19 @@ def test_aembed_on_a_loop(embedder: gemmakv.Gemma) -> None:
         assert np.array_equal(np.concatenate(found), expected)
         with pytest.raises(ValueError, match="texts: expected at least one"):
             await embedder.aembed([])
-        begun = embedder._engine.steps
+        begun = requests_of(embedder).engine.steps
         task = asyncio.create_task(embedder.aembed([[5] * 512] * 4000))
-        await wait_in_loop(lambda: embedder._engine.steps > begun)
+        await wait_in_loop(lambda: requests_of(embedder).engine.steps > begun)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        steps = again = embedder._engine.steps
+        engine = requests_of(embedder).engine
+        steps = again = engine.steps
         still = 0
         for _ in range(6000):  # until nothing runs for 0.1 s
             await asyncio.sleep(0.01)
-            still = still + 1 if embedder._engine.steps == again else 0
-            again = embedder._engine.steps
+            still = still + 1 if engine.steps == again else 0
+            again = engine.steps
             if still == 10:
                 break
         # It ends with the step that runs.

@@ -13,6 +13,7 @@ import pytest
 import gemmakv
 from gemmakv import Gemma, Grammar
 from gemmakv.generation import _constraints
+from gemmakv.generation._requests import requests_of
 from support import tiny_gguf
 from support.extras import needs
 from support.schemas import SCHEMAS
@@ -173,7 +174,7 @@ def test_forced_tokens_are_those_that_masks_leave(
     """Masks are llguidance's, and asking for what is forced leaves no trace in
     them, nor does what was taken back.
     """
-    compiled = tiny._compiler.compile(
+    compiled = requests_of(tiny).compiler.compile(
         "grammar", Grammar.json_schema(SCHEMAS[name])
     )
     rng = random.Random(3)
@@ -214,7 +215,7 @@ def test_long_forced_text_is_cut_into_tokens_once(tiny: Gemma) -> None:
     """It was for each mask: a hostile schema took 50 ms of everyone's steps."""
     rng = random.Random(5)
     text = "".join(rng.choice("abcdefgh ") for _ in range(20_000))
-    compiled = tiny._compiler.compile(
+    compiled = requests_of(tiny).compiler.compile(
         "grammar", Grammar.json_schema({"const": text})
     )
     core = Counted(compiled._core.deep_copy())

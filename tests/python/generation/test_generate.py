@@ -14,6 +14,7 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, KVCache, create_kv_cache
+from gemmakv.generation._requests import requests_of
 from support import family_models, tiny_gguf
 from support.ctrl_c import ctrl_c_when
 from support.family_models import FAMILIES
@@ -260,12 +261,12 @@ def test_progress_that_raises_ends_the_call_at_once(
             raise RuntimeError("from the callback")
 
     for report, count in ((fail, 100_000), (fail_at_the_end, 3)):
-        steps = endless._engine.steps
+        steps = requests_of(endless).engine.steps
         with pytest.raises(RuntimeError, match="from the callback"):
             endless.generate_batch(
                 caches, ["the", "a"], max_tokens=count, progress=report
             )
-        assert endless._engine.steps - steps < 1000
+        assert requests_of(endless).engine.steps - steps < 1000
         assert [cache.tokens.tolist() for cache in caches] == before
     with pytest.raises(RuntimeError, match="from the callback"):
         endless.generate(
@@ -373,8 +374,8 @@ def endless(request: pytest.FixtureRequest, tiny: Gemma) -> Gemma:
 
 def has_run(model: Gemma) -> Callable[[], bool]:
     """Says whether the model has run some steps from now on."""
-    before = model._engine.steps
-    return lambda: model._engine.steps > before + 3
+    before = requests_of(model).engine.steps
+    return lambda: requests_of(model).engine.steps > before + 3
 
 
 @pytest.mark.slow

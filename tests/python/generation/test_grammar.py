@@ -14,6 +14,7 @@ import pytest
 import gemmakv
 from gemmakv import GemmaKVError, Grammar
 from gemmakv.generation import _constraints, _trial
+from gemmakv.generation._requests import requests_of
 from gemmakv.generation._trial import Trials
 from support import tiny_gguf
 from support.extras import needs
@@ -292,7 +293,7 @@ SLOW = Grammar.json_schema(
 
 @pytest.mark.slow
 def test_a_trial_bounds_what_compiling_takes(tiny: gemmakv.Gemma) -> None:
-    trials = tiny._compiler._trials
+    trials = requests_of(tiny).compiler._trials
     assert not trials.passes(SLOW, 0.1)
     assert trials.passes(WORDS, 9)
     [process] = trials._idle
@@ -305,7 +306,7 @@ def test_a_trial_bounds_what_compiling_takes(tiny: gemmakv.Gemma) -> None:
     process.wait()
     assert trials.passes(WORDS, 9) and trials._idle != [process]
     with pytest.raises(ValueError, match="^x: "):
-        tiny._compiler.compile("x", SLOW, 0.1)
+        requests_of(tiny).compiler.compile("x", SLOW, 0.1)
 
 
 def test_a_trial_may_die_of_its_grammar(tiny: gemmakv.Gemma) -> None:

@@ -145,7 +145,7 @@ def turn():
         for piece in fork.stream("c"):
             break
     gemma.generate(session.cache.fork(), "d", n=4, max_tokens=4)
-    gemmakv.Session.from_bytes(gemma, session.to_bytes()).undo()
+    gemmakv.Session.from_bytes(session.to_bytes(), gemma).undo()
 for _ in range(20):
     turn()
 print(rss())
@@ -526,7 +526,7 @@ def test_a_closed_model(tiny_path: Path, tiny: Gemma) -> None:
     assert gemma.config.hidden_size == tiny_gguf.HIDDEN
     # The conversation goes on with the same weights elsewhere.
     tiny.generate(cache, "a", max_tokens=1)
-    again = Session.from_bytes(tiny, session.to_bytes())
+    again = Session.from_bytes(session.to_bytes(), tiny)
     again.send("two", max_tokens=1)
 
 

@@ -638,7 +638,7 @@ def test_options_that_no_file_holds_are_not_saved(tiny: Gemma) -> None:
         },
     )
     session.send("hello")
-    again = gemmakv.Session.from_bytes(tiny, session.to_bytes())
+    again = gemmakv.Session.from_bytes(session.to_bytes(), tiny)
     assert again.options == {
         "max_tokens": 4,
         "min_tokens": 2,

@@ -10,6 +10,7 @@ import pytest
 
 import gemmakv
 from gemmakv import Gemma, PhaseProfile
+from gemmakv.generation._requests import requests_of
 from support import tiny_gguf
 
 ALWAYS = {
@@ -47,7 +48,7 @@ def test_each_phase_counts_its_own_steps(timed: Gemma) -> None:
         check(phase)
         assert used(phase) - {"drafting", "joins"} == ALWAYS
         assert phase.loops >= phase.steps * tiny_gguf.LAYERS
-    assert profile.decode.loops == timed._engine.parallel_loops - (
+    assert profile.decode.loops == requests_of(timed).engine.parallel_loops - (
         profile.prefill.loops
     )
 
@@ -93,7 +94,7 @@ def test_conversations_that_read_and_write_at_once_are_mixed(
     assert profile.mixed.steps > 0
     check(profile.mixed)
     total = sum(phase.steps for _, phase in profile.phases())
-    assert total == timed._engine.steps
+    assert total == requests_of(timed).engine.steps
 
 
 def test_one_thread_joins_nobody(tiny_path: Path) -> None:

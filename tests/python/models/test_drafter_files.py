@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gemmakv
+from gemmakv.generation._requests import requests_of
 from support import (
     drafter_models,
     golden_configs,
@@ -135,11 +136,11 @@ def test_keys_that_nobody_reads_may_be_there(tmp_path: Path) -> None:
     folder = drafter_models.write(tmp_path / "drafter", drafter)
     tensors = {f"model.{n}": w for n, w in drafter.layers().items()}
     tensors |= drafter.beside()
-    expected = load(folder)._engine.fingerprint
+    expected = load(folder).fingerprint
     tensors["model.layers.0.self_attn.k_proj.weight"] = np.ones(
         (128, 64), np.float32)
     drafter_models.write_tensors(folder, tensors, drafter)
-    assert load(folder)._engine.fingerprint == expected
+    assert load(folder).fingerprint == expected
     tensors["model.layers.9.self_attn.q_proj.weight"] = np.ones(
         (128, 64), np.float32)
     drafter_models.write_tensors(folder, tensors, drafter)
@@ -182,9 +183,9 @@ def test_gguf(name: str, tmp_path: Path) -> None:
     config = golden_configs.model_config(pair.target.config)
     tensors = core_tensors(pair.target)
     logits = [
-        gemmakv.Gemma.from_tensors(
+        requests_of(gemmakv.Gemma.from_tensors(
             config, tensors, draft=drafter
-        )._engine.draft_logits(pair.tokens(), 3)
+        )).engine.draft_logits(pair.tokens(), 3)
         for drafter in (expected, found)
     ]
     assert np.array_equal(*logits)
@@ -204,7 +205,7 @@ def test_gguf_that_holds_clusters(tmp_path: Path, cli: RunCli) -> None:
         tmp_path / "clusters.gguf", golden_gguf.metadata_of(plain.config),
         tensors, {"masked_embd_ordering": 27})  # I64
     found = load(path)
-    assert found._engine.fingerprint == plain._engine.fingerprint
+    assert found.fingerprint == plain.fingerprint
     shown = cli("info", path)
     assert shown.returncode == 0
     assert b"supported" not in shown.stdout

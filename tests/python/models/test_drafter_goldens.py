@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gemmakv
+from gemmakv.generation._requests import requests_of
 from support import drafter_models, golden_configs
 from support.drafter_models import LENGTHS, Pair
 from support.golden_checks import difference
@@ -33,8 +34,9 @@ def target_of(pair: Pair, **keywords: Any) -> gemmakv.Gemma:
 
 def logits_of(target: gemmakv.Gemma, pair: Pair) -> Array:
     """[lengths, guesses, vocab_size]"""
+    engine = requests_of(target).engine
     return np.stack([
-        target._engine.draft_logits(pair.tokens()[:length], pair.guesses)
+        engine.draft_logits(pair.tokens()[:length], pair.guesses)
         for length in LENGTHS
     ])
 
@@ -80,7 +82,7 @@ def test_numbers_of_guesses_that_are_none(
         pair, draft=gemmakv.Gemma.load(folder, packed_cache=False))
     expected = f"guesses is {guesses}, expected 1..1024"
     with pytest.raises(ValueError, match=expected):
-        target._engine.draft_logits(pair.tokens(), guesses)
+        requests_of(target).engine.draft_logits(pair.tokens(), guesses)
 
 
 def test_clusters_leave_tokens_out() -> None:
@@ -101,7 +103,7 @@ def test_tensors_packed_files_and_threads_give_the_same(
     assert again.packed_weights.state == "reused"
     made = gemmakv.Gemma.from_tensors(
         again.config, pair.drafter.core_tensors())
-    assert made._engine.fingerprint == again._engine.fingerprint
+    assert made.fingerprint == again.fingerprint
     for drafter in (again, made):
         found = logits_of(target_of(pair, draft=drafter, threads=3), pair)
         assert np.array_equal(found, expected)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gemmakv
+from gemmakv.generation._requests import requests_of
 from support import embedding_models, golden_configs, tiny_gguf
 from support.embedding_models import write_json
 
@@ -321,12 +322,12 @@ def test_weights_of_modules_are_checked(folder: Path) -> None:
 def test_a_default_prompt_counts(folder: Path) -> None:
     path = folder / "config_sentence_transformers.json"
     write_json(path, read(path) | {"default_prompt_name": "query"})
-    info = gemmakv.Gemma.load(folder)._info
+    info = requests_of(gemmakv.Gemma.load(folder)).info
     assert info.embedding.default_prompt == "query"
     # The same of a model that has a tokenizer.
     words = tiny_gguf.write_embedding(folder.parent / "words.gguf")
     gemma = gemmakv.Gemma.load(words)
-    gemma._info = info
+    requests_of(gemma).info = info
     found = gemma.embed(["in the"])
     assert np.array_equal(
         found, gemma.embed(["q: in the"], prompt="{text}"))

@@ -16,6 +16,7 @@ import pytest
 import gemmakv
 from gemmakv import _core
 from gemmakv.diagnostics import _bench as bench
+from gemmakv.generation._requests import requests_of
 from gemmakv.models import _packed as packed
 from support import (
     edited_gguf,
@@ -40,7 +41,8 @@ def _logits(gemma: gemmakv.Gemma) -> np.ndarray:
 
 
 def _types(gemma: gemmakv.Gemma) -> dict[str, str]:
-    return {name: kind for name, kind, *_ in gemma._engine.matrices()}
+    matrices = requests_of(gemma).engine.matrices()
+    return {name: kind for name, kind, *_ in matrices}
 
 
 def _payload(folder: Path) -> bytes:
@@ -398,7 +400,7 @@ def test_bench(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.quantize == "q4_0"
     gemma = gemmakv.Gemma.load(tiny_path, quantize="q4_0")
     assert report.weight_bytes == sum(
-        nbytes for *_, nbytes in gemma._engine.matrices()
+        nbytes for *_, nbytes in requests_of(gemma).engine.matrices()
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 import gemmakv
 from gemmakv.chat import _tools
 from gemmakv.generation import _trial
+from gemmakv.generation._requests import requests_of
 from gemmakv.server._app import App
 from gemmakv.server._settings import Limits
 from support import tiny_gguf
@@ -135,7 +136,7 @@ class Held:
         assert app.service is not None
         self._all = all
         self._over = threading.Event()
-        trials = app.service.gemma._compiler._trials
+        trials = requests_of(app.service.gemma).compiler._trials
         self._real = trials.refusals
         monkeypatch.setattr(trials, "refusals", self._refusals)
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 import gemmakv
+from gemmakv.generation._requests import requests_of
 from gemmakv.server._app import App
 from gemmakv.server._service import ChatService
 from gemmakv.server._settings import Settings
@@ -153,7 +154,7 @@ class Exchange:
 
 def steps_of(gemma: gemmakv.Gemma) -> int:
     """The steps that a model's engine has taken."""
-    return gemma._engine.steps
+    return requests_of(gemma).engine.steps
 
 
 def steps_at_rest(gemma: gemmakv.Gemma) -> int:

@@ -13,7 +13,7 @@ from gemmakv._support.files import PathOrFile
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message
 from gemmakv.chat._session import Session
-from gemmakv.chat._session_file import HOW_TO_REBUILD, read
+from gemmakv.chat._session_file import HOW_TO_REBUILD, read, split
 from gemmakv.chat._templates import knows_thinking
 from gemmakv.chat.store._records import Record
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
@@ -21,15 +21,22 @@ from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 
 def from_file(gemma: Gemma, path: PathOrFile) -> tuple[Session, str]:
     """The session of a file that `Session.save` wrote, and a line to say (or
-    ""). Raises CorruptFile naming `path` if its text is not sound.
+    ""). Raises CorruptFile naming `path` if its text is not sound,
+    MismatchError if it has tools, which a store does not keep.
     """
     try:
         data = read(path)  # once: it may be a pipe
+        text, _ = split(memoryview(data), whole=False)
+        if text.knows_tools:
+            raise MismatchError(
+                f"{path}: the session has tools or their results, which only "
+                "programs can go on with; expected one of messages alone"
+            )
         try:
-            return Session.from_bytes(gemma, data), ""
+            return Session.from_bytes(data, gemma), ""
         except (CorruptFile, MismatchError) as error:
             line = _again(str(error))
-        return Session.from_bytes(gemma, data, rebuild=True), line
+        return Session.from_bytes(data, gemma, rebuild=True), line
     except CorruptFile as error:
         raise CorruptFile(f"{path}: {error}") from None
 
@@ -52,7 +59,7 @@ def from_store(
     elif file is not None:
         try:
             with file:
-                session = Session.load(gemma, file)
+                session = Session.load(file, gemma)
         except (GemmaKVError, ValueError) as error:
             line = _again(str(error))
         except OSError as error:

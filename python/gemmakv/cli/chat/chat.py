@@ -25,6 +25,7 @@ from gemmakv.cli import describe
 from gemmakv.cli.chat import table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
 from gemmakv.cli.chat.settings import SETTINGS, Setting, show
+from gemmakv.generation._requests import requests_of
 from gemmakv.options import GenerationOptions
 
 if TYPE_CHECKING:
@@ -444,7 +445,8 @@ class Chat:
 
     def _lacks_draft(self, options: Mapping[str, Any]) -> bool:
         """Whether a draft is to guess, and there is none."""
-        return options.get("speculate") == "draft" and not self.gemma._has_draft
+        has_draft = requests_of(self.gemma).has_draft
+        return options.get("speculate") == "draft" and not has_draft
 
     def _apply_defaults(self, entry: Entry, session: Session) -> None:
         """What the command line asks for, on a session that exists."""

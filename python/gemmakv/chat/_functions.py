@@ -1,0 +1,368 @@
+"""Python functions as tools: how they are described to a model, and called."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from gemmakv.errors import unexpected
+
+Function = Callable[..., object]
+
+_TYPES: dict[Any, str] = {
+    str: "string", int: "integer", float: "number", bool: "boolean",
+    type(None): "null", dict: "object",
+}  # fmt: skip
+_UNIONS = (Union, types.UnionType)
+# Sections of docstrings, as Google's and NumPy's styles have them.
+_ARGUMENTS = r"(?:args|arguments|parameters|params)"
+_SECTION = re.compile(
+    rf"(?:{_ARGUMENTS}|returns?|yields?|raises|examples?|notes?|see also)\s*"
+    r"(?P<colon>:?)\s*",
+    re.IGNORECASE,
+)
+_FIELD = re.compile(
+    r":(?P<kind>param|parameter|arg|argument|key|keyword|type|returns?|rtype|"
+    r"raises?)(?:\s[^:]*?)??(?:\s+(?P<name>\w+))?\s*:\s*(?P<text>.*)"
+)
+_ENTRY = re.compile(r"(?P<name>\w+)\s*(?:\([^)]*\))?\s*:\s*(?P<text>.*)")
+
+
+def tool_schema(function: Function) -> dict[str, Any]:
+    """Describes a Python function to a model, from its signature and docstring.
+
+        def rain(city: str, days: int = 1) -> float:
+            \"\"\"Gives the rain that is expected.
+
+            Args:
+              city: its name.
+              days: how many.
+            \"\"\"
+
+        gemma.chat(messages, tools=[gemmakv.tool_schema(rain)])
+
+    Wherever tools are taken, the function itself does as well.
+
+    Args:
+      function: of parameters that can be given by their names. Known types
+        are str, int, float, bool, None, list, dict, tuple, set, Literal, Enum,
+        Optional, unions, TypedDict, dataclasses, models of pydantic, and
+        Annotated with a description; a parameter of any other type, or of
+        none, may be anything. The docstring may be in the style of Google,
+        NumPy or reST.
+
+    Returns the schema, as `tools` have it.
+
+    Raises ArgumentError for what is no function with a name, or has `*args`,
+    `**kwargs` or parameters without a name.
+    """
+    signature, hints = _parameters_of(function)
+    description, notes = _read_doc(inspect.getdoc(function) or "")
+    writer = _Writer()
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for name, parameter in signature.parameters.items():
+        hint = hints.get(name, Any)
+        schema = writer.schema(hint)
+        note = schema.get("description") or notes.get(name)
+        properties[name] = {**schema, "description": note} if note else schema
+        if parameter.default is parameter.empty and not _takes_none(hint):
+            required.append(name)
+    parameters: dict[str, Any] = {"type": "object", "properties": properties}
+    if required:
+        parameters["required"] = required
+    parameters["additionalProperties"] = False
+    if writer.definitions:
+        parameters["$defs"] = writer.definitions
+    said = {"name": _name_of(function)}
+    if description:
+        said["description"] = description
+    return {"type": "function", "function": {**said, "parameters": parameters}}
+
+
+def call_function(function: Function, arguments: Mapping[str, Any]) -> object:
+    """Calls a function with arguments as JSON has them: enums, dataclasses,
+    tuples and the like become what the function's annotations say.
+    """
+    signature, hints = _parameters_of(function)
+    given = {
+        name: _made(hints.get(name, Any), value)
+        for name, value in arguments.items()
+    }
+    for name, parameter in signature.parameters.items():
+        needed = name not in given and parameter.default is parameter.empty
+        if needed and _takes_none(hints.get(name, Any)):
+            given[name] = None
+    return function(**given)
+
+
+def is_async(function: Function) -> bool:
+    """Tells whether a call of a function is to be awaited."""
+    if isinstance(function, functools.partial):
+        function = function.func
+    called = type(function).__call__
+    return any(map(inspect.iscoroutinefunction, (function, called)))
+
+
+def _name_of(function: Function) -> str:
+    if isinstance(function, functools.partial):
+        return _name_of(function.func)
+    name = getattr(function, "__name__", None) or type(function).__name__
+    if not callable(function) or name == "<lambda>":
+        raise unexpected("function", "a function with a name", function)
+    return str(name)
+
+
+def _parameters_of(
+    function: Function,
+) -> tuple[inspect.Signature, dict[str, Any]]:
+    """Gives a function's parameters and what their annotations are."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        raise unexpected(
+            "function", "a function with a signature", function
+        ) from None
+    for parameter in signature.parameters.values():
+        if parameter.kind not in (
+            parameter.POSITIONAL_OR_KEYWORD,
+            parameter.KEYWORD_ONLY,
+        ):
+            raise unexpected(
+                "function",
+                "parameters that can be given by their names",
+                f"{_name_of(function)}({parameter})",
+            )
+    inner: Any = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if not inspect.isroutine(inner) and not isinstance(inner, type):
+        inner = type(inner).__call__
+    elif isinstance(inner, type):
+        inner = vars(inner).get("__init__", inner)
+    hints: dict[str, Any] = {}
+    for name, annotation in getattr(inner, "__annotations__", {}).items():
+        one = types.SimpleNamespace(__annotations__={name: annotation})
+        # One may have a name that only a checker knows.
+        with contextlib.suppress(NameError, TypeError, AttributeError):
+            hints |= typing.get_type_hints(
+                one, getattr(inner, "__globals__", {}), include_extras=True
+            )
+    return signature, hints
+
+
+def _takes_none(hint: Any) -> bool:
+    hint = _bare(hint)
+    return get_origin(hint) in _UNIONS and type(None) in get_args(hint)
+
+
+def _bare(hint: Any) -> Any:
+    """Gives a type without notes, and under its first name."""
+    while True:
+        if get_origin(hint) is Annotated:
+            hint = get_args(hint)[0]
+        elif hasattr(hint, "__supertype__"):  # a NewType
+            hint = hint.__supertype__
+        elif type(hint).__name__ == "TypeAliasType":
+            hint = hint.__value__
+        else:
+            return hint
+
+
+class _Writer:
+    """Writes JSON schemas of types.
+
+    Attributes:
+      definitions: what schemas of pydantic's models refer to.
+    """
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, Any] = {}
+        self._open: list[Any] = []  # classes that are being written
+
+    def schema(self, hint: Any) -> dict[str, Any]:
+        """Gives the schema of a type; {} is that of anything."""
+        for note in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
+            text = getattr(note, "description", note)  # pydantic's Field
+            if isinstance(text, str):
+                return {**self.schema(_bare(hint)), "description": text}
+        hint = _bare(hint)
+        origin = get_origin(hint) or hint
+        arguments = get_args(hint)
+        if origin in _UNIONS:
+            return self._union(arguments)
+        if origin is Literal:
+            return _choices(arguments)
+        if not isinstance(origin, type):
+            return {}
+        if origin in _TYPES and not arguments:
+            return {"type": _TYPES[origin]}
+        if issubclass(origin, enum.Enum):
+            return _choices([member.value for member in origin])
+        if hasattr(origin, "model_json_schema"):
+            return self._model(origin)
+        if typing.is_typeddict(origin) or dataclasses.is_dataclass(origin):
+            return self._fields(origin)
+        if issubclass(origin, Mapping):
+            found: dict[str, Any] = {"type": "object"}
+            if len(arguments) == 2 and (value := self.schema(arguments[1])):
+                found["additionalProperties"] = value
+            return found
+        if issubclass(origin, tuple) and arguments and ... not in arguments:
+            items = [self.schema(one) for one in arguments]
+            count = len(items)
+            return {
+                "type": "array",
+                "prefixItems": items,
+                "minItems": count,
+                "maxItems": count,
+            }
+        if issubclass(origin, Iterable) and origin not in (str, bytes):
+            found = {"type": "array"}
+            if arguments and (item := self.schema(arguments[0])):
+                found["items"] = item
+            return found
+        return {}
+
+    def _union(self, arguments: Iterable[Any]) -> dict[str, Any]:
+        others = [one for one in arguments if one is not type(None)]
+        schemas = [self.schema(one) for one in others]
+        if len(others) < len(list(arguments)):
+            if len(schemas) == 1 and "type" in schemas[0]:
+                # As transformers says it, and templates read it.
+                return {**schemas[0], "nullable": True}
+            schemas.append({"type": "null"})
+        return {} if {} in schemas else {"anyOf": schemas}
+
+    def _fields(self, kind: Any) -> dict[str, Any]:
+        if kind in self._open:  # it holds itself
+            return {"type": "object"}
+        self._open.append(kind)
+        try:
+            hints = typing.get_type_hints(kind, include_extras=True)
+            if dataclasses.is_dataclass(kind):
+                fields = [one for one in dataclasses.fields(kind) if one.init]
+                required = [
+                    one.name
+                    for one in fields
+                    if one.default is one.default_factory is dataclasses.MISSING
+                ]
+                names = [one.name for one in fields]
+            else:
+                names, required = list(hints), sorted(kind.__required_keys__)
+            properties = {name: self.schema(hints[name]) for name in names}
+        finally:
+            self._open.pop()
+        found = {"type": "object", "properties": properties}
+        if required:
+            found["required"] = required
+        return {**found, "additionalProperties": False}
+
+    def _model(self, kind: Any) -> dict[str, Any]:
+        schema: dict[str, Any] = dict(kind.model_json_schema())
+        self.definitions |= schema.pop("$defs", {})
+        return schema
+
+
+def _choices(values: Iterable[Any]) -> dict[str, Any]:
+    listed = list(values)
+    names = {_TYPES.get(type(value)) for value in listed}
+    known = names.pop() if len(names) == 1 else None
+    return {"type": known, "enum": listed} if known else {"enum": listed}
+
+
+def _made(hint: Any, value: Any) -> Any:
+    """Makes what a type says of a value of JSON; one that is none of the type
+    stays as it is.
+    """
+    hint = _bare(hint)
+    origin = get_origin(hint) or hint
+    arguments = get_args(hint)
+    if origin in _UNIONS:
+        others = [one for one in arguments if one is not type(None)]
+        alone = len(others) == 1 and value is not None
+        return _made(others[0], value) if alone else value
+    if not isinstance(origin, type):
+        return value
+    if issubclass(origin, enum.Enum):
+        return origin(value)
+    if hasattr(origin, "model_validate"):
+        return origin.model_validate(value)
+    if origin is float and type(value) is int:
+        return float(value)
+    if isinstance(value, Mapping):
+        if dataclasses.is_dataclass(origin) or typing.is_typeddict(origin):
+            hints = typing.get_type_hints(origin, include_extras=True)
+            value = {k: _made(hints.get(k, Any), v) for k, v in value.items()}
+            return value if typing.is_typeddict(origin) else origin(**value)
+        if issubclass(origin, Mapping) and len(arguments) == 2:
+            return {k: _made(arguments[1], v) for k, v in value.items()}
+    if isinstance(value, list) and issubclass(origin, (list, tuple, Set)):
+        kinds = list(arguments[:1]) * len(value)
+        if issubclass(origin, tuple) and ... not in arguments:
+            kinds = list(arguments)
+        if len(kinds) == len(value):
+            value = [_made(kind, one) for kind, one in zip(kinds, value)]
+        return origin(value) if origin in (tuple, set, frozenset) else value
+    return value
+
+
+def _read_doc(text: str) -> tuple[str, dict[str, str]]:
+    """Gives a docstring's description, and what it says of parameters."""
+    lines = text.splitlines()
+    end = next(
+        (i for i in range(len(lines)) if _begins_section(lines, i)), len(lines)
+    )
+    paragraphs = "\n".join(lines[:end]).strip().split("\n\n")
+    description = "\n\n".join(" ".join(one.split()) for one in paragraphs)
+    notes: dict[str, list[str]] = {}
+    inside = False  # a section of arguments
+    numpy = False  # which has types where Google's has text
+    last: list[str] = []  # what the line continues
+    margin = -1  # of the section's entries
+    for i, line in enumerate(lines[end:], end):
+        words = line.strip()
+        field = _FIELD.match(words)
+        indent = len(line) - len(line.lstrip())
+        if field:
+            last = []
+            if field["name"] and field["kind"][0] in "pak":
+                last = notes.setdefault(field["name"], [field["text"]])
+        elif _begins_section(lines, i):
+            inside = bool(re.match(_ARGUMENTS, words, re.IGNORECASE))
+            numpy = not words.endswith(":")
+            margin, last = -1, []
+        elif not words or set(words) == {"-"}:
+            continue
+        elif inside and (margin < 0 or indent <= margin):
+            margin = indent
+            entry = _ENTRY.match(words)
+            last = []
+            if entry:
+                text = "" if numpy else entry["text"]
+                last = notes.setdefault(entry["name"], [text])
+            elif words.isidentifier():
+                last = notes.setdefault(words, [])
+        else:
+            last.append(words)
+    joined = {name: " ".join(said).strip() for name, said in notes.items()}
+    return description, {name: said for name, said in joined.items() if said}
+
+
+def _begins_section(lines: list[str], i: int) -> bool:
+    words = lines[i].strip()
+    if _FIELD.match(words):
+        return True
+    found = _SECTION.fullmatch(words)
+    if found is None:
+        return False
+    under = lines[i + 1].strip() if i + 1 < len(lines) else ""
+    return bool(found["colon"]) or set(under) == {"-"}

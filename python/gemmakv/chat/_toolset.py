@@ -1,0 +1,209 @@
+"""The tools of a session: what the model is told, and what it may answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gemmakv.chat._functions import Function
+from gemmakv.chat._messages import Message, Template, Tools, items
+from gemmakv.chat._native_calls import grammar_of
+from gemmakv.chat._templates import call_form
+from gemmakv.chat._tools import ToolChoice, functions_of, plain_tools, tool_use
+from gemmakv.errors import ArgumentError, unexpected
+from gemmakv.generation._grammar import Grammar
+from gemmakv.generation._message import fields_of, message_of, result_content
+from gemmakv.generation._result import ToolCall
+from gemmakv.tokenizers._tokenizer import Tokenizer
+
+Choice = ToolChoice | str | Mapping[str, Any] | None
+
+
+class Toolset:
+    """Tools, how they are to be called, and the grammars of replies.
+
+    The choice holds for replies to what the user says. A reply to results of
+    calls may call further tools or not: a conversation in which a tool must be
+    called would come to no end. Nothing of it changes.
+
+    Attributes:
+      given: the tools, as they were given.
+      choice: as it was given.
+      parallel: whether a reply may have several calls.
+      said: the tools as the model is told; None if it is told none.
+      form: of calls, as `ReplyReader` takes it; None: they are not read.
+      functions: the Python functions among the tools, by their names.
+    """
+
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: Tokenizer,
+        tools: Tools | None = None,
+        choice: Choice = None,
+        parallel: bool = True,
+    ) -> None:
+        """Raises ValueError that names what is bad."""
+        tools = None if tools is None else items("tools", tools)
+        use = tool_use(tools, choice, parallel)
+        self.given: list[Any] = list(tools or ())
+        self.choice = choice
+        self.parallel = parallel
+        self.functions: dict[str, Function] = functions_of(tools)
+        self.said: list[dict[str, Any]] | None = None
+        self.form: str | None = None
+        self._grammars: tuple[Grammar, ...] = ()  # after the user, results
+        if use is None:
+            return
+        self.said = use.tools
+        self.form = call_form(template)
+        if self.form is None:
+            if choice not in (None, "auto"):
+                raise ArgumentError(
+                    "tool_choice",
+                    f"'auto', as the template {template.name!r} has a form of "
+                    "calls of its own, which is not read here",
+                    choice,
+                )
+            return
+        first = grammar_of(self.form, tokenizer, use)
+        after = first
+        if not use.free:
+            free = tool_use(tools, "auto", parallel)
+            assert free is not None
+            after = grammar_of(self.form, tokenizer, free)
+        self._grammars = first, after
+
+    @property
+    def schemas(self) -> list[Any]:
+        """The tools as JSON has them."""
+        return list(plain_tools(self.given) or ())
+
+    def options_of(
+        self, options: Mapping[str, Any], answers: bool
+    ) -> dict[str, Any]:
+        """Gives the options of a reply with the grammar that it follows;
+        `answers`: one to results of calls. Raises ValueError if they have one.
+        """
+        if not self._grammars:
+            return dict(options)
+        for name in ("grammar", "response_format"):
+            value = options.get(name)
+            if value is not None:
+                raise unexpected(name, "none together with tools", value)
+        return {**options, "grammar": self._grammars[answers]}
+
+
+def open_calls(messages: Sequence[Message]) -> list[ToolCall]:
+    """Gives the calls of a conversation that have no results yet."""
+    last = messages[-1:]
+    return [
+        ToolCall(
+            call.get("id") or "",
+            call["function"]["name"],
+            dict(call["function"].get("arguments") or {}),
+        )
+        for message in last
+        for call in message.tool_calls
+    ]
+
+
+def said_messages(said: Any, calls: Sequence[ToolCall]) -> list[Message]:
+    """Makes messages of what `Session.send` is given: one of the user, or the
+    results of all calls.
+    """
+    expected = (
+        "a str of more than white space, a message of the user, its parts, or "
+        "messages with the results of the last reply's calls"
+    )
+    if isinstance(said, str):
+        listed: list[Any] = [Message("user", said)]
+    elif isinstance(said, Mapping) or not isinstance(said, Iterable):
+        listed = [said]
+    else:
+        listed = list(said)
+    if listed and all(map(_is_part, listed)):
+        listed = [Message("user", listed)]
+    try:
+        messages = [message_of(one) for one in listed]
+    except TypeError:
+        raise unexpected("text", expected, said) from None
+    except ValueError as error:
+        raise ValueError(f"text.{error}") from None
+    roles = {message.role for message in messages}
+    if roles == {"tool"}:
+        return result_messages("text", calls, messages)
+    if roles != {"user"} or len(messages) > 1 or not messages[0].text.strip():
+        raise unexpected("text", expected, said)
+    return messages
+
+
+def result_messages(
+    name: str, calls: Sequence[ToolCall], results: Any
+) -> list[Message]:
+    """Makes the messages that give results back, in the order of the calls.
+
+    `results` has one for each call: in their order, or by their ids or the
+    names of their tools. Raises ArgumentError that begins with `name`.
+    """
+    if not calls:
+        expected = "none, as the last reply asks for no calls"
+        raise unexpected(name, expected, results)
+    expected = (
+        f"a result for each of {len(calls)} calls, in a list or in a dict by "
+        "their ids or their tools' names"
+    )
+    if isinstance(results, Mapping) and not _is_result(results):
+        given = dict(results)
+        names = [call.name for call in calls]
+        found: list[Any] = []
+        for call in calls:
+            key = call.id
+            if key not in given and names.count(call.name) == 1:
+                key = call.name
+            if key not in given:
+                raise unexpected(name, expected, results)
+            found.append(given.pop(key))
+        if given:
+            raise unexpected(name, expected, results)
+        results = found
+    if isinstance(results, (str, bytes, Mapping)) or not isinstance(
+        results, Iterable
+    ):
+        raise unexpected(name, expected, results)
+    listed = [message_of(one) if _is_result(one) else one for one in results]
+    ids = [getattr(one, "tool_call_id", None) for one in listed]
+    places = [call.id for call in calls]
+    if any(ids):
+        if sorted(map(str, ids)) != sorted(places):
+            raise unexpected(name, expected, results)
+        listed = [listed[ids.index(id)] for id in places]
+    if len(listed) != len(calls):
+        raise unexpected(name, expected, results)
+    return [_result(call, one) for call, one in zip(calls, listed)]
+
+
+def _result(call: ToolCall, result: Any) -> Message:
+    id = call.id or None
+    if not isinstance(result, Message) or result.role != "tool":
+        content: Any = result_content(result)
+        return Message("tool", content, name=call.name, tool_call_id=id)
+    return dataclasses.replace(
+        result, name=result.name or call.name, tool_call_id=id
+    )
+
+
+def _is_result(value: Any) -> bool:
+    """Tells a message with a result from the result itself."""
+    fields = value.to_dict() if isinstance(value, Message) else fields_of(value)
+    return (
+        fields is not None
+        and fields.get("role") == "tool"
+        and "content" in fields
+    )
+
+
+def _is_part(value: Any) -> bool:
+    fields = fields_of(value)
+    return fields is not None and "type" in fields and "role" not in fields
