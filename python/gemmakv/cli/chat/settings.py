@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gemmakv.chat._session_file import OVERFLOWS
 from gemmakv.generation._option_kinds import Choice, Flag, Seed
+from gemmakv.generation._requests import requests_of
 from gemmakv.options import GenerationOptions, Option
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ class Setting:
         """Returns what holds where nothing is set: guesses are made as the
         model was loaded to make them.
         """
-        return gemma._speculate if self.name == "speculate" else self.default
+        if self.name == "speculate":
+            return requests_of(gemma).speculate
+        return self.default
 
     def read(self, text: str) -> object:
         """The value that `text` stands for, None for the default; ValueError
