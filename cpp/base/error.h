@@ -24,13 +24,21 @@ std::string StrCat(const Args&... args) {
   return out.str();
 }
 
-// Throws E unless low <= value <= high: "NAME is VALUE, expected LOW..HIGH",
-// with NAME from the printed forms of `name`.
+// Returns what an error says about an argument that has a value which it cannot
+// have: "NAME: expected EXPECTED, found FOUND".
+template <typename Name, typename Expected, typename Found>
+std::string Unexpected(const Name& name, const Expected& expected,
+                       const Found& found) {
+  return StrCat(name, ": expected ", expected, ", found ", found);
+}
+
+// Throws E unless low <= value <= high: "NAME: expected LOW..HIGH, found
+// VALUE", with NAME from the printed forms of `name`.
 template <class E = InvalidArgument, typename... Name>
 void CheckRange(uint64_t value, uint64_t low, uint64_t high,
                 const Name&... name) {
   if (value >= low && value <= high) return;
-  throw E(StrCat(name..., " is ", value, ", expected ", low, "..", high));
+  throw E(Unexpected(StrCat(name...), StrCat(low, "..", high), value));
 }
 
 }  // namespace gkv

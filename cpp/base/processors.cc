@@ -137,9 +137,11 @@ std::vector<Processor> PlacementOrder(std::vector<Processor> processors) {
 PinnedProcessors::PinnedProcessors(size_t threads,
                                    std::vector<Processor> order) {
   if (threads > order.size()) {
-    throw InvalidArgument(StrCat(
-        "threads is ", threads, " with pin_threads, expected at most ",
-        order.size(), ", the processors that this process may use"));
+    throw InvalidArgument(
+        Unexpected("threads",
+                   StrCat("at most ", order.size(),
+                          ", the processors that this process may use"),
+                   StrCat(threads, " with pin_threads")));
   }
   Users& users = Users::Get();
   const MutexLock lock(users.mutex);

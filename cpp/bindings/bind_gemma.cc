@@ -107,9 +107,10 @@ std::vector<Engine::Job> JobsOf(
     const std::vector<std::vector<size_t>>& boundaries,
     const std::vector<py::object>& constraints, bool streamed) {
   if (caches.size() != prompts.size() || caches.size() != options.size()) {
-    throw InvalidArgument(StrCat(caches.size(), " caches, ", prompts.size(),
-                                 " prompts and ", options.size(),
-                                 " options, expected the same number"));
+    throw InvalidArgument(Unexpected(
+        "caches", "as many as prompts and options",
+        StrCat(caches.size(), ", ", prompts.size(), " prompts and ",
+               options.size(), " options")));
   }
   std::vector<Engine::Job> jobs;
   for (size_t i = 0; i < caches.size(); ++i) {
@@ -158,7 +159,7 @@ Pooling PoolingOf(const std::string& name) {
   if (name == "mean") return Pooling::kMean;
   if (name == "last") return Pooling::kLast;
   throw InvalidArgument(
-      StrCat("pooling is '", name, "', expected 'mean' or 'last'"));
+      Unexpected("pooling", "'mean' or 'last'", StrCat("'", name, "'")));
 }
 
 py::array_t<float> DraftLogits(Engine& gemma, const TokenArray& tokens,

@@ -32,8 +32,8 @@ void CheckShape(const char* name, const py::array& array,
     sizes += sizes.empty() ? "" : ", ";
     sizes += size < 0 ? std::string("any") : std::to_string(size);
   }
-  throw InvalidArgument(StrCat(name, " has shape ", ShapeOf(array),
-                               ", expected ", layout, " = [", sizes, "]"));
+  throw InvalidArgument(Unexpected(name, StrCat(layout, " = [", sizes, "]"),
+                                   StrCat("shape ", ShapeOf(array))));
 }
 
 void Append(PaddedCache& cache, const Floats& k, const Floats& v,
@@ -47,14 +47,13 @@ void Append(PaddedCache& cache, const Floats& k, const Floats& v,
   CheckShape("v", v, {batch, k.shape(1), kv_heads, head_dim}, kLayout);
   const auto columns = static_cast<size_t>(k.shape(1));
   if (!pads.empty() && pads.size() != shape.batch) {
-    throw InvalidArgument(StrCat("pads has ", pads.size(),
-                                 " entries, expected one per row, ",
-                                 shape.batch));
+    throw InvalidArgument(Unexpected(
+        "pads", StrCat("one per row, ", shape.batch), pads.size()));
   }
   for (const size_t pad : pads) {
     if (pad > columns) {
       throw InvalidArgument(
-          StrCat("pads holds ", pad, ", expected at most seq, ", columns));
+          Unexpected("pads", StrCat("at most seq, ", columns), pad));
     }
   }
   const float* keys = k.data();

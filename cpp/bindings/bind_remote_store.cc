@@ -232,9 +232,9 @@ std::shared_ptr<RemoteStore> MakeStore(const py::object& client,
                Py_TYPE(client.ptr())->tp_name, " without ", method));
   }
   if (!(timeout_s > 0 && timeout_s <= kMaxTimeoutS)) {
-    throw InvalidArgument(StrCat("timeout_s is ", timeout_s,
-                                 ", expected more than 0, at most ",
-                                 kMaxTimeoutS));
+    throw InvalidArgument(Unexpected(
+        "timeout_s", StrCat("more than 0, at most ", kMaxTimeoutS),
+        timeout_s));
   }
   RemoteOptions options;
   options.secret.assign(secret.begin(), secret.end());

@@ -85,7 +85,7 @@ Enum EnumFromName(const char* const (&names)[n], const char* what,
                                    : " or '",
                        names[i], "'");
   }
-  throw InvalidArgument(StrCat(what, " is '", value, "', expected ", expected));
+  throw InvalidArgument(Unexpected(what, expected, StrCat("'", value, "'")));
 }
 
 // Whether the interpreter shuts down, or has done so.

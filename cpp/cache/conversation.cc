@@ -69,7 +69,7 @@ Conversation::Conversation(std::shared_ptr<const KvLayout> layout,
       state_mutex_(idle_checkpoints_->scope()),
       state_(layout_, pool_) {
   if (capacity_tokens_ == 0) {
-    throw InvalidArgument("capacity_tokens is 0, expected at least 1");
+    throw InvalidArgument(Unexpected("capacity_tokens", "at least 1", 0));
   }
   pool_->AddReclaimer(idle_checkpoints_);
 }
@@ -227,9 +227,9 @@ Truncation Conversation::Truncate(const RunLock& run_lock, size_t length) {
   const MutexLock lock(ToChange(run_lock));
   KvContent& state = state_;
   if (length > state.log.size()) {
-    throw InvalidArgument(StrCat("cannot truncate to ", length,
-                                 " tokens, expected at most the ",
-                                 state.log.size(), " held"));
+    throw InvalidArgument(Unexpected(
+        "length", StrCat("at most the ", state.log.size(), " tokens held"),
+        length));
   }
   const Checkpoint* made_here = state.checkpoints.OfLength(length);
   std::optional<Checkpoint> copy;

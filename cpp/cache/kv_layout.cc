@@ -32,9 +32,9 @@ void CheckSpec(size_t layer, const KvLayerSpec& spec) {
   check("head_dim", spec.head_dim, recurrent ? 0 : kKvInt8Block,
         recurrent ? 0 : kMaxHeadDim);
   if (spec.head_dim % kKvInt8Block != 0) {
-    throw InvalidArgument(StrCat("layer ", layer, ": head_dim is ",
-                                 spec.head_dim, ", expected a multiple of ",
-                                 kKvInt8Block));
+    throw InvalidArgument(Unexpected(StrCat("layer ", layer, ": head_dim"),
+                                     StrCat("a multiple of ", kKvInt8Block),
+                                     spec.head_dim));
   }
   check("window", spec.window, sliding, sliding ? kMaxWindow : 0);
   check("lru_width", spec.lru_width, recurrent, recurrent ? kMaxLruWidth : 0);
@@ -69,8 +69,8 @@ KvLayout::KvLayout(std::vector<KvLayerSpec> layers, KvDtype dtype,
   CheckRange(layers_.size(), 1, kMaxLayers, "number of layers");
   if (block_tokens < kKvGroup || block_tokens > 128 ||
       (block_tokens & (block_tokens - 1)) != 0) {
-    throw InvalidArgument(StrCat("block_tokens is ", block_tokens,
-                                 ", expected a power of two in 16..128"));
+    throw InvalidArgument(Unexpected(
+        "block_tokens", "a power of two in 16..128", block_tokens));
   }
   for (size_t i = 0; i < layers_.size(); ++i) {
     const KvLayerSpec& spec = layers_[i];

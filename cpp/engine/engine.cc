@@ -30,8 +30,8 @@ namespace {
 size_t ResolveThreads(size_t threads) {
   if (threads == 0) return ThreadPool::AvailableProcessors();
   if (threads > ThreadPool::kMaxThreads) {
-    throw InvalidArgument(StrCat("threads is ", threads, ", expected at most ",
-                                 ThreadPool::kMaxThreads));
+    throw InvalidArgument(Unexpected(
+        "threads", StrCat("at most ", ThreadPool::kMaxThreads), threads));
   }
   return threads;
 }
@@ -88,9 +88,9 @@ void CheckDistinct(std::span<const Engine::Job> jobs) {
     }
   }
   if (!same) return;
-  throw InvalidArgument(StrCat("rows ", same->first, " and ", same->second,
-                               " of the batch use the same cache, expected a "
-                               "cache each (fork one)"));
+  throw InvalidArgument(Unexpected(
+      "caches", "one for each row of the batch (fork one)",
+      StrCat("the same cache in rows ", same->first, " and ", same->second)));
 }
 
 // Ends the scheduler on another thread: a step that dropped the last reference
@@ -241,8 +241,8 @@ std::shared_ptr<Engine> Engine::WithDraft(
   if (!draft) return other;
   if (draft->model_ == model_) {
     throw InvalidArgument(
-        "the draft is the model itself, expected a smaller one, which takes "
-        "less time");
+        "draft: expected a smaller model, which takes less time, found the "
+        "model itself");
   }
   RequireConversations(config());
   if (draft->config().target_hidden != 0) {
@@ -250,7 +250,8 @@ std::shared_ptr<Engine> Engine::WithDraft(
   }
   if (draft->config().bidirectional) {
     throw InvalidArgument(
-        "the draft makes embeddings of texts, expected a model that generates");
+        "draft: expected a model that generates, found one that makes "
+        "embeddings of texts");
   }
   if (draft->config().vocab_size != config().vocab_size) {
     throw Mismatch(StrCat("the draft has a vocabulary of ",
@@ -355,15 +356,14 @@ void Engine::CheckTokens(const Conversation& cache,
                          std::span<const int32_t> tokens) const {
   if (tokens.empty() && cache.length() == 0) {
     throw InvalidArgument(
-        "the prompt has no tokens and the cache is empty, expected at least "
-        "one token");
+        "prompt: expected at least one token for an empty cache, found none");
   }
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] < 0 ||
         static_cast<size_t>(tokens[i]) >= config().vocab_size) {
-      throw InvalidArgument(StrCat("token ", i, " of the prompt is ", tokens[i],
-                                   ", expected an id in 0..",
-                                   config().vocab_size - 1));
+      throw InvalidArgument(Unexpected(
+          "prompt", StrCat("token ids in 0..", config().vocab_size - 1),
+          StrCat(tokens[i], " at index ", i)));
     }
   }
 }
@@ -415,15 +415,15 @@ std::vector<std::shared_ptr<TokenStream>> Engine::StartLocked(
     job.options.Validate(config().vocab_size);
     if (job.options.speculate == Speculate::kDraft && !draft_) {
       throw InvalidArgument(
-          "speculate is 'draft' and the model has no draft: expected one that "
-          "was loaded with draft=");
+          "speculate: expected 'off' or 'lookup' for a model that was loaded "
+          "without draft=, found 'draft'");
     }
     const bool stops =
         !job.options.stop.empty() || !job.options.reply_stop.empty();
     if (stops && text == nullptr) {
       throw InvalidArgument(
-          "stop strings need a tokenizer, and this model has none: use "
-          "stop token ids");
+          "stop: expected none for a model without a tokenizer, which takes "
+          "stop_token_ids, found strings");
     }
     CheckCache(*job.cache);
   }
@@ -500,7 +500,7 @@ std::shared_ptr<TokenStream> Engine::StartRows(
     RowOutput::Kind kind, bool all_positions, float* rows,
     const std::function<void()>& poll, const PrefixAccess& prefix) {
   if (tokens.empty()) {
-    throw InvalidArgument("tokens is empty, expected at least one token id");
+    throw InvalidArgument(Unexpected("tokens", "at least one", "none"));
   }
   CheckCache(*cache);
   RunLock lock = cache->Lock(poll);
@@ -557,8 +557,7 @@ std::vector<float> Engine::DraftLogits(std::span<const int32_t> tokens,
   }
   CheckRange(guesses, 1, kMaxDraftLogits, "guesses");
   if (tokens.size() < 2) {
-    throw InvalidArgument(
-        StrCat("there are ", tokens.size(), " tokens, expected at least 2"));
+    throw InvalidArgument(Unexpected("tokens", "at least 2", tokens.size()));
   }
   const auto cache =
       CreateConversation(config(), {.capacity_tokens = tokens.size(),
@@ -595,15 +594,17 @@ void Engine::CheckTexts(std::span<const std::span<const int32_t>> texts) const {
   const size_t longest = config().context_length;
   for (size_t t = 0; t < texts.size(); ++t) {
     if (texts[t].empty() || texts[t].size() > longest) {
-      throw InvalidArgument(StrCat("text ", t, " has ", texts[t].size(),
-                                   " tokens, expected 1 to ", longest));
+      throw InvalidArgument(
+          Unexpected(StrCat("texts[", t, "]"),
+                     StrCat("1..", longest, " tokens"), texts[t].size()));
     }
     for (size_t i = 0; i < texts[t].size(); ++i) {
       const int32_t id = texts[t][i];
       if (id >= 0 && static_cast<size_t>(id) < config().vocab_size) continue;
-      throw InvalidArgument(StrCat("token ", i, " of text ", t, " is ", id,
-                                   ", expected an id in 0..",
-                                   config().vocab_size - 1));
+      throw InvalidArgument(
+          Unexpected(StrCat("texts[", t, "]"),
+                     StrCat("token ids in 0..", config().vocab_size - 1),
+                     StrCat(id, " at index ", i)));
     }
   }
 }
@@ -617,16 +618,16 @@ std::vector<float> Engine::Embed(
   if (std::find(dims.begin(), dims.end(), dim) == dims.end()) {
     std::string known;
     for (const size_t d : dims) known += StrCat(known.empty() ? "" : ", ", d);
-    throw InvalidArgument(StrCat("dim is ", dim, ", expected ",
-                                 dims.size() > 1 ? "one of " : "", known));
+    throw InvalidArgument(Unexpected(
+        "dim", StrCat(dims.size() > 1 ? "one of " : "", known), dim));
   }
   if (config().bidirectional != (options.pooling == Pooling::kModel)) {
     throw InvalidArgument(
         config().bidirectional
-            ? "pooling is stated, expected none: this model is trained for "
-              "the mean"
-            : "this model is not trained to give embeddings: expected one "
-              "that is, or pooling 'mean' or 'last' for its hidden states");
+            ? "pooling: expected none, since this model is trained for the "
+              "mean, found one"
+            : "pooling: expected 'mean' or 'last', for the hidden states of a "
+              "model that is not trained to give embeddings, found none");
   }
   CheckTexts(texts);
   std::vector<float> whole(texts.size() * size);

@@ -12,7 +12,7 @@ namespace {
 
 void Check(bool ok, const char* name, double value, const char* expected) {
   if (!ok) {
-    throw InvalidArgument(StrCat(name, " is ", value, ", expected ", expected));
+    throw InvalidArgument(Unexpected(name, expected, value));
   }
 }
 
@@ -31,15 +31,15 @@ void GenerateOptions::Validate(size_t vocab_size) const {
         frequency_penalty, "a finite number");
   const auto check_id = [&](const char* name, int32_t id) {
     if (id < 0 || static_cast<size_t>(id) >= vocab_size) {
-      throw InvalidArgument(StrCat(name, " names token ", id,
-                                   ", expected an id in 0..", vocab_size - 1));
+      throw InvalidArgument(
+          Unexpected(name, StrCat("token ids in 0..", vocab_size - 1), id));
     }
   };
   for (const int32_t id : stop_token_ids) check_id("stop_token_ids", id);
   if (top_logprobs > vocab_size) {
-    throw InvalidArgument(StrCat("top_logprobs is ", top_logprobs,
-                                 ", expected at most ", vocab_size,
-                                 ", the vocabulary"));
+    throw InvalidArgument(Unexpected(
+        "top_logprobs", StrCat("at most ", vocab_size, ", the vocabulary"),
+        top_logprobs));
   }
   if (deadline) {
     Check(std::isfinite(*deadline) && *deadline >= 0, "deadline", *deadline,
@@ -48,13 +48,14 @@ void GenerateOptions::Validate(size_t vocab_size) const {
   for (const auto& [id, bias] : logit_bias) {
     check_id("logit_bias", id);
     if (std::isnan(bias) || bias == INFINITY) {
-      throw InvalidArgument(StrCat("logit_bias of token ", id, " is ", bias,
-                                   ", expected a finite number or -inf"));
+      throw InvalidArgument(
+          Unexpected("logit_bias", "finite numbers or -inf",
+                     StrCat(bias, " for token ", id)));
     }
   }
   for (const std::vector<std::string>* texts : {&stop, &reply_stop}) {
     if (std::find(texts->begin(), texts->end(), "") != texts->end()) {
-      throw InvalidArgument("stop holds an empty string, expected text");
+      throw InvalidArgument(Unexpected("stop", "text", "an empty one"));
     }
   }
 }

@@ -10,7 +10,7 @@
 namespace gkv {
 namespace {
 
-// Long prompts leave resume points at multiples of this.
+// Long prompts leave resume points at multiples of this, others in their middle.
 constexpr size_t kPointDistance = 4096;
 // Fewer tokens are worth neither a wait nor a resume point.
 constexpr size_t kLeastShared = 64;
@@ -122,6 +122,7 @@ bool PrefixUse::TakeOver(size_t limit, bool again) {
   try {
     points_ = view.ChoosePoints(tokens, access_.boundaries, next);
     if (parts_at > next + kLeastShared) AddPoint(parts_at);
+    AddNearPoints(tokens.size(), next);
     lead_ = std::make_shared<Lead>(Lead{.reached = next});
   } catch (const std::bad_alloc&) {
     // Others compute what they would have found.
@@ -139,6 +140,44 @@ void PrefixUse::EndFetch() {
 void PrefixUse::AddPoint(size_t position) {
   points_.insert(std::lower_bound(points_.begin(), points_.end(), position),
                  position);
+}
+
+// Adds points for the next prompt that is equal to this one, or is until its
+// middle: other points may all lie beyond what it has in common with this one.
+// `next` is the first position to compute of `length` tokens.
+void PrefixUse::AddNearPoints(size_t length, size_t next) {
+  const KvLayout& layout = cache().layout();
+  size_t window = 0;  // the least of all; 0: nothing is forgotten
+  bool shares = true;  // whether points that are near share their blocks
+  for (const KvGroup& group : layout.groups()) {
+    if (group.kind == LayerKind::kRecurrent) shares = false;
+    if (group.window == 0) continue;
+    window = window == 0 ? group.window : std::min(window, group.window);
+  }
+  // Layers that forget nothing need no points.
+  if (window == 0 && shares) return;
+  if (length <= next + kLeastShared + 1) return;
+  const size_t last = length - 1;  // which every prompt computes
+  const auto add = [&](size_t position) {
+    if (std::binary_search(points_.begin(), points_.end(), position)) return;
+    near_points_.push_back(position);
+    AddPoint(position);
+  };
+  if (last < kPageTokens) {
+    // There are no pages, and the request may forget this position later.
+    if (points_.empty()) add(last);
+  } else if (shares && last <= window) {
+    // The window holds all of the prompt: points take hardly any memory.
+    for (size_t p = RoundUp(next + 1, kPageTokens); p < last;
+         p += kPageTokens) {
+      add(p);
+    }
+  } else if (last - next >= 2 * kPageTokens &&
+             RoundUp(next + 1, kPointDistance) > last) {
+    // A point of its own takes the window's bytes: one, in the middle.
+    const size_t middle = RoundUp(next + (last - next) / 2, kPageTokens);
+    if (middle < last) add(middle);
+  }
 }
 
 std::vector<size_t> PrefixUse::PointsIn(size_t begin, size_t end) const {
@@ -162,7 +201,7 @@ void PrefixUse::Publish(std::span<const Checkpoint> points,
   // The content is right at the end of a warm-up.
   const bool warm = next == warm_end_ && access_.writes();
   if (!points.empty() || warm) {
-    access_.view->Publish(cache(), points, warm);
+    access_.view->Publish(cache(), points, warm, near_points_);
   }
   if (!lead_) return;
   const size_t before = std::exchange(lead_->reached, next);

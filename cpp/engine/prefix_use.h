@@ -111,6 +111,7 @@ class PrefixUse {
   Conversation& cache() const { return stream_.transaction().cache(); }
   bool TakeOver(size_t limit, bool again);
   void AddPoint(size_t position);
+  void AddNearPoints(size_t length, size_t next);
   void EndFetch();
 
   PrefixAccess access_;
@@ -128,6 +129,9 @@ class PrefixUse {
   bool resumed_ = false;
   std::shared_ptr<Lead> lead_;  // null: nobody can follow
   std::vector<size_t> points_;  // of the prompt, ascending
+  // Those of the points that RAM alone keeps: nobody asks the tiers below it for
+  // a point there.
+  std::vector<size_t> near_points_;
   bool takes_points_ = true;
   size_t warm_end_ = 0;
 };

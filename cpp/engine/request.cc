@@ -98,8 +98,8 @@ StepSlice Request::Prepare(const PlannedSlice& plan, size_t vocab_size,
   for (size_t i = 0; target_ + i < plan.end; ++i) {
     const int32_t id = candidate_.proposed[i].id;
     if (id < 0 || static_cast<size_t>(id) >= vocab_size) {
-      throw InvalidArgument(StrCat("the guess is token ", id,
-                                   ", expected an id in 0..", vocab_size - 1));
+      throw InvalidArgument(Unexpected(
+          "guess", StrCat("a token id in 0..", vocab_size - 1), id));
     }
     slice.ids.push_back(id);
     keep.push_back(target_ + i);

@@ -16,8 +16,7 @@ constexpr size_t kFirstRows = 8;
 
 void CheckLeast(size_t value, size_t least, const char* name) {
   if (value < least) {
-    throw InvalidArgument(
-        StrCat(name, " is ", value, ", expected at least ", least));
+    throw InvalidArgument(Unexpected(name, StrCat("at least ", least), value));
   }
 }
 
@@ -177,9 +176,10 @@ void SchedulerOptions::Validate() const {
   CheckLeast(max_running, 1, "max_running");
   const size_t guesses = logits_rows - Quarter(logits_rows) - 1;
   if (max_guesses > guesses) {
-    throw InvalidArgument(StrCat("max_guesses is ", max_guesses,
-                                 ", expected at most ", guesses, " with ",
-                                 logits_rows, " logits_rows"));
+    throw InvalidArgument(Unexpected(
+        "max_guesses",
+        StrCat("at most ", guesses, " with ", logits_rows, " logits_rows"),
+        max_guesses));
   }
 }
 

@@ -38,9 +38,10 @@ std::shared_ptr<Conversation> CreateConversation(const ModelConfig& config,
   CacheOptions full = options;
   if (full.capacity_tokens == 0) full.capacity_tokens = config.context_length;
   if (full.capacity_tokens > config.context_length) {
-    throw InvalidArgument(StrCat("capacity_tokens is ", full.capacity_tokens,
-                                 ", expected at most the model's context of ",
-                                 config.context_length));
+    throw InvalidArgument(Unexpected(
+        "capacity_tokens",
+        StrCat("at most the model's context of ", config.context_length),
+        full.capacity_tokens));
   }
   return std::make_shared<Conversation>(
       config.MakeKvLayout(full.kv_dtype, full.block_tokens), full, config.name);

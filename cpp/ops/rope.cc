@@ -91,20 +91,20 @@ RopeTable::RopeTable(double base, double factor, size_t head_dim,
     : half_(head_dim / 2) {
   const ScopedFpEnvironment fp_environment;
   if (head_dim == 0 || head_dim % 2 != 0) {
-    throw InvalidArgument(StrCat("rope: head_dim is ", head_dim,
-                                 ", expected a positive even number"));
+    throw InvalidArgument(
+        Unexpected("rope: head_dim", "a positive even number", head_dim));
   }
   if (!(base > 1) || !std::isfinite(base)) {
     throw InvalidArgument(
-        StrCat("rope: base is ", base, ", expected a finite number > 1"));
+        Unexpected("rope: base", "a finite number > 1", base));
   }
   if (!(factor >= 1) || !std::isfinite(factor)) {
     throw InvalidArgument(
-        StrCat("rope: factor is ", factor, ", expected a finite number >= 1"));
+        Unexpected("rope: factor", "a finite number >= 1", factor));
   }
   if (still_pairs > half_) {
-    throw InvalidArgument(StrCat("rope: still_pairs is ", still_pairs,
-                                 ", expected at most ", half_));
+    throw InvalidArgument(Unexpected("rope: still_pairs",
+                                     StrCat("at most ", half_), still_pairs));
   }
   low_cos_.resize(kLow * half_);
   low_sin_.resize(kLow * half_);

@@ -33,12 +33,12 @@ const PaddedShape& Checked(const PaddedShape& shape) {
   CheckRange(shape.kv_heads, 1, kMaxKvHeads, "kv_heads");
   CheckRange(shape.head_dim, 1, kMaxHeadDim, "head_dim");
   if (shape.window > shape.capacity) {
-    throw InvalidArgument(StrCat("window is ", shape.window,
-                                 ", expected at most the capacity of ",
-                                 shape.capacity));
+    throw InvalidArgument(Unexpected(
+        "window", StrCat("at most the capacity of ", shape.capacity),
+        shape.window));
   }
   if (shape.dtype != KvDtype::kF32 && shape.dtype != KvDtype::kBF16) {
-    throw InvalidArgument("dtype is int8, expected f32 or bf16");
+    throw InvalidArgument(Unexpected("dtype", "f32 or bf16", "int8"));
   }
   return shape;
 }
@@ -200,10 +200,10 @@ PaddedCache::Slots PaddedCache::Copy(bool values) const {
 
 void PaddedCache::CheckQueryLength(size_t q_len) const {
   if (q_len < 1 || q_len > columns_) {
-    throw InvalidArgument(StrCat(
-        "q_len is ", q_len, ", expected ",
-        columns_ == 0 ? "columns to be given first" : StrCat("1 to ", columns_),
-        ": the queries are the newest of the columns given so far"));
+    const std::string expected =
+        columns_ == 0 ? "columns to be given first"
+                      : StrCat("1..", columns_, ", the columns given so far");
+    throw InvalidArgument(Unexpected("q_len", expected, q_len));
   }
 }
 
@@ -247,17 +247,18 @@ PaddedCache::Mask PaddedCache::CausalMask(size_t q_len) const {
 void PaddedCache::CheckQueries(const Query& query) const {
   CheckQueryLength(query.q_len);
   if (query.heads == 0 || query.heads % shape_.kv_heads != 0) {
-    throw InvalidArgument(StrCat("q has ", query.heads,
-                                 " heads, expected a multiple of the cache's ",
-                                 shape_.kv_heads, " kv_heads"));
+    throw InvalidArgument(Unexpected(
+        "q",
+        StrCat("a multiple of the cache's ", shape_.kv_heads, " kv_heads"),
+        StrCat(query.heads, " heads")));
   }
   if (!std::isfinite(query.scale)) {
     throw InvalidArgument(
-        StrCat("scale is ", query.scale, ", expected a finite number"));
+        Unexpected("scale", "a finite number", query.scale));
   }
   if (!std::isfinite(query.soft_cap) || query.soft_cap < 0) {
-    throw InvalidArgument(StrCat("soft_cap is ", query.soft_cap,
-                                 ", expected a finite number above 0"));
+    throw InvalidArgument(Unexpected(
+        "soft_cap", "a finite number above 0", query.soft_cap));
   }
   for (size_t r = 0; r < shape_.batch; ++r) {
     const Range held = Held(rows_[r]);

@@ -96,8 +96,6 @@ class BlockStore {
 
   // "shared", "disk", "remote": the name in results and stats.
   virtual std::string_view tier() const = 0;
-  // Whether a call may take longer than a fraction of a millisecond.
-  virtual bool blocks() const = 0;
 
   // Sets found[i] to 1 if keys[i] is there, else to 0, as far as one question
   // tells. Requires: spans of one size.

@@ -108,7 +108,6 @@ class FolderStoreOnFiles final : public FolderStore {
         folder_(std::move(folder)) {}
 
   std::string_view tier() const override { return tier_; }
-  bool blocks() const override { return !mapped_; }
   uint64_t budget_bytes() const override { return budget_bytes_; }
 
   void Has(std::span<const ObjectKey> keys,
@@ -587,16 +586,16 @@ std::shared_ptr<FolderStore> OpenFolderStore(const std::string& path,
   ReadFault();
   const bool shared = options.tier == "shared";
   if (!shared && options.tier != "disk") {
-    throw InvalidArgument(StrCat("tier is \"", options.tier,
-                                 "\", expected \"shared\" or \"disk\""));
+    throw InvalidArgument(Unexpected("tier", "\"shared\" or \"disk\"",
+                                     StrCat("\"", options.tier, "\"")));
   }
   if (options.mapped && !shared) {
     throw InvalidArgument(
-        "mapped is true, expected false for the tier \"disk\": a bad sector of "
-        "a mapped file ends the process");
+        "mapped: expected false for the tier \"disk\", where a bad sector of a "
+        "mapped file ends the process, found true");
   }
   if (options.budget_bytes == 0) {
-    throw InvalidArgument("budget_bytes is 0, expected at least 1");
+    throw InvalidArgument(Unexpected("budget_bytes", "at least 1", 0));
   }
   if (shared) {
     // Checked before the folder is made in vain.

@@ -368,10 +368,10 @@ PrefixMiss PrefixView::MissOf(const PrefixOffer& offer, size_t limit) {
 }
 
 void PrefixView::Publish(const Conversation& cache,
-                         std::span<const Checkpoint> points,
-                         bool at_end) const noexcept {
+                         std::span<const Checkpoint> points, bool at_end,
+                         std::span<const size_t> ram_only) const noexcept {
   try {
-    TakeIn(cache, points, at_end, nullptr);
+    TakeIn(cache, points, at_end, ram_only, nullptr);
   } catch (const std::bad_alloc&) {
     // It will be computed again.
   }
@@ -379,7 +379,7 @@ void PrefixView::Publish(const Conversation& cache,
 
 uint64_t PrefixView::Pin(const Conversation& cache) const {
   uint64_t pin = 0;
-  TakeIn(cache, {}, true, &pin);
+  TakeIn(cache, {}, true, {}, &pin);
   if (pin == 0) {
     throw Mismatch(
         "pin: the conversation was computed with other weights or kernels, "
@@ -390,6 +390,7 @@ uint64_t PrefixView::Pin(const Conversation& cache) const {
 
 void PrefixView::TakeIn(const Conversation& cache,
                         std::span<const Checkpoint> points, bool at_end,
+                        std::span<const size_t> ram_only,
                         uint64_t* pin) const {
   const KvContent content = cache.Export();
   if (content.fingerprint != id_.fingerprint) return;
@@ -407,6 +408,10 @@ void PrefixView::TakeIn(const Conversation& cache,
                           cache.pool_ptr(), tokens, content, all,
                           seconds_per_token_, writer ? &news : nullptr, pin);
   if (writer == nullptr) return;
+  std::erase_if(news.points, [&](const PrefixEntry& point) {
+    return std::find(ram_only.begin(), ram_only.end(), point.end) !=
+           ram_only.end();
+  });
   try {
     writer->Write(
         {id_, cache.layout_ptr(), std::move(tokens), std::move(news)});

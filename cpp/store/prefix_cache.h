@@ -195,10 +195,12 @@ class PrefixView {
   static PrefixMiss MissOf(const PrefixOffer& offer, size_t limit);
 
   // Puts into the index what `cache` has computed, and the points that Commit
-  // returned; with `at_end`, also a point at its end. Without memory, puts
-  // nothing or a part.
+  // returned; with `at_end`, also a point at its end. The tiers below RAM do not
+  // get points at the positions `ram_only`. Without memory, puts nothing or a
+  // part.
   void Publish(const Conversation& cache, std::span<const Checkpoint> points,
-               bool at_end) const noexcept;
+               bool at_end,
+               std::span<const size_t> ram_only = {}) const noexcept;
   // Puts into the index all that `cache` has computed, and keeps it until Unpin
   // of the number that it returns. Throws Mismatch if it was computed by
   // another arithmetic; see PrefixIndex::Publish.
@@ -228,7 +230,8 @@ class PrefixView {
  private:
   Address Root(const KvLayout& layout) const { return id_.Root(layout); }
   void TakeIn(const Conversation& cache, std::span<const Checkpoint> points,
-              bool at_end, uint64_t* pin) const;
+              bool at_end, std::span<const size_t> ram_only,
+              uint64_t* pin) const;
 
   const std::shared_ptr<PrefixCache> cache_;
   const PrefixId id_;

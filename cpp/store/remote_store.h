@@ -64,7 +64,6 @@ inline constexpr size_t kRemoteChunkBytes = size_t{4} << 20;
 class RemoteStore : public BlockStore {
  public:
   std::string_view tier() const override { return "remote"; }
-  bool blocks() const override { return true; }
   virtual RemoteCallStats call_stats() const = 0;
 };
 

@@ -64,6 +64,19 @@ class ArgumentError(ValueError):
         return _remake, (type(self), self.args), fields
 
 
+def within(prefix: str, error: ValueError) -> ValueError:
+    """Makes the same error about a part of something: with a prefix before its
+    message, and so before the name of its argument.
+    """
+    message = f"{prefix}{error}"
+    if not isinstance(error, ArgumentError):
+        return ValueError(message)
+    outer = _remake(type(error), (message,))
+    outer.__dict__.update(error.__dict__)
+    outer.argument = prefix + error.argument
+    return outer
+
+
 _PLAIN = (type(None), bool, int, float, str, bytes)
 
 

@@ -6,6 +6,9 @@ Types of names that are enumerated, like `KvDtype`, are `Literal`s.
 from gemmakv._support.arguments import QuantizeType
 from gemmakv._support.public import publish as _publish
 from gemmakv.cache._kv_cache import KvDtype
+from gemmakv.chat._session_file import Overflow
+from gemmakv.chat._tools import ToolChoice
+from gemmakv.generation._message import Role
 from gemmakv.generation._options import (
     BatchOptions,
     GenerationOptions,
@@ -28,10 +31,13 @@ __all__ = [
     "LogitsProcessor",
     "Option",
     "Options",
+    "Overflow",
     "PrefixMode",
     "QuantizeType",
+    "Role",
     "Speculate",
     "Stop",
+    "ToolChoice",
 ]
 
 _publish(globals())

@@ -29,12 +29,47 @@ talk: list[gemmakv.Message | dict[str, str]] = [
     gemmakv.Message("user", "a"), {"role": "assistant", "content": "b"}]
 session = gemmakv.Session(gemma, messages=talk)
 session.messages = talk
+
+def rain(city: str, days: int = 1) -> float:
+    return 0.5
+
+schema: dict[str, object] = gemmakv.tool_schema(rain)
+asker = gemmakv.Session(gemma, tools=[rain, schema], max_tokens=5)
+asked: gemmakv.Generation = asker.run("a", rounds=2, temperature=0.5)
+asker.give({call.id: rain("b") for call in asked.tool_calls})
+asker.send([call.result(0.5) for call in asked.tool_calls])
+asker.send({"role": "user", "content": "a"})
+history: list[gemmakv.Message] = [asked.message, *asker.messages]
+gemma.chat([*history, asked])
+again = gemmakv.Session.load("chat.gkv", gemma)
 said: str = gemma.chat(talk, cache=cache, tools=[{"a": 1}], top_k=3).text
 ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]] = (
     gemma.apply_chat_template(talk, add_generation_prompt=False, mood="x"))
 count: int = gemma.count_tokens(talk) + gemma.count_tokens("text")
 for piece in gemma.stream(cache, "", logit_bias={5: -1.0}):
     print(piece.text + one.text, both[0].usage.cached_tokens)
+alone: gemmakv.Generation = gemma.generate("text", max_tokens=3)
+several: list[gemmakv.Generation] = gemma.generate("text", n=2)
+named: gemmakv.Generation = gemma.generate(prompt="text", cache=cache)
+fresh: gemmakv.KVCache = gemma.new_cache(64, "int8")
+why: gemmakv.options.FinishReason = alone.finish_reason
+for piece in gemma.chat(talk, stream=True, max_tokens=3, cache=fresh):
+    print(piece.text)
+with gemma.stream("text", prompt_progress=lambda done, total: None) as stream:
+    print(stream.result().text)
+
+
+async def loop() -> None:
+    reply: gemmakv.Generation = await gemma.achat(talk)
+    async for piece in await gemma.achat(talk, stream=True):
+        print(piece.text, reply.text)
+    async for piece in await gemma.astream("text"):
+        print(piece.text)
+    batch = await gemma.agenerate_batch([cache], ["a"], max_tokens=[2])
+    print(batch[0].text, (await gemma.ascore("a", ["b", "c"])).argmax())
+    print((await gemma.alogits(cache, "text")).shape)
+
+
 rows: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = gemma.logits(
     cache, many[0].token_ids, all_positions=True)
 """
@@ -47,6 +82,8 @@ cache = gemmakv.create_kv_cache("gemma3-270m")
 gemma.generate(cache, "a", temprature=1.0)
 gemma.generate("cache", "a")
 gemma.generate(cache, "a", n=2).text
+gemma.new_cache(kv_dtype="f16")
+gemma.chat([], stream=True).text
 """
 
 
@@ -80,4 +117,4 @@ def test_the_package_and_code_that_uses_it(tmp_path: Path) -> None:
     others = [line for line in errors if not misuse.match(line)]
     assert others == [] and result.stderr == "", result
     lines = {found[1] for line in errors if (found := misuse.match(line))}
-    assert lines == {"6", "7", "8"}, errors
+    assert lines == {"6", "7", "8", "9", "10"}, errors

@@ -35,6 +35,10 @@ PROMPT = [2, 17, 40]
 SHORT: dict[str, Any] = {"max_tokens": 2}
 
 
+# Those that take their first two arguments in both orders.
+SWAPPED = ("gemmakv.Session.from_bytes", "gemmakv.Session.load")
+
+
 def thing_of(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
@@ -48,6 +52,8 @@ def check_parameters(where: str, before: str, now: str) -> None:
     if before == UNKNOWN or now == UNKNOWN:
         return
     old, new = (Parameters(text) for text in (before, now))
+    if where in SWAPPED:
+        old.positional[:2] = reversed(old.positional[:2])
     if "*" not in new.rest:
         assert new.positional[: len(old.positional)] == old.positional, where
     if "**" not in new.rest:

@@ -27,8 +27,9 @@ TensorType QuantizeTargetFromName(std::string_view name) {
   for (const QuantizeTarget& target : kQuantizeTargets) {
     if (target.name == name) return target.type;
   }
-  throw InvalidArgument(StrCat("quantize: expected one of ", TargetNames(),
-                               "; found \"", name, "\""));
+  throw InvalidArgument(Unexpected("quantize",
+                                   StrCat("one of ", TargetNames()),
+                                   StrCat("\"", name, "\"")));
 }
 
 TensorType KeptType(const TensorView& matrix, WeightRole role,
@@ -50,8 +51,9 @@ TensorType KeptType(const TensorView& matrix, WeightRole role,
       if (role != WeightRole::kMatrix) type = TensorType::kQ8_0;
       break;
     default:
-      throw InvalidArgument(StrCat("quantize: expected one of ", TargetNames(),
-                                   "; found ", Info(type).name));
+      throw InvalidArgument(Unexpected("quantize",
+                                       StrCat("one of ", TargetNames()),
+                                       Info(type).name));
   }
   if (matrix.cols % Info(type).values != 0) {
     throw InvalidArgument(StrCat("quantize: tensor ", matrix.name, " has ",

@@ -22,7 +22,7 @@ _Name = TypeVar("_Name", bound=str)
 def integer(
     name: str, value: object, least: int = -_LARGEST, most: int = _LARGEST
 ) -> int:
-    """`value` as an int. Raises ValueError naming the argument."""
+    """Gives `value` as an int. Raises ArgumentError."""
     try:
         if isinstance(value, (bool, np.bool_)):
             raise TypeError
@@ -41,9 +41,7 @@ def integer(
 def number(
     name: str, value: object, least: float = -math.inf, most: float = math.inf
 ) -> float:
-    """`value` as a float that is not NaN. Raises ValueError naming the
-    argument.
-    """
+    """Gives `value` as a float that is not NaN. Raises ArgumentError."""
     try:
         if isinstance(value, (bool, np.bool_, str, bytes)):
             raise TypeError
@@ -64,14 +62,14 @@ def number(
 
 
 def boolean(name: str, value: object) -> bool:
-    """`value`, a bool. Raises ValueError naming the argument."""
+    """Gives `value`, a bool. Raises ArgumentError."""
     if not isinstance(value, bool):
         raise unexpected(name, "True or False", value)
     return value
 
 
 def choice(name: str, value: object, names: Sequence[_Name]) -> _Name:
-    """Returns `value`, one of `names`. Raises ValueError that lists them."""
+    """Gives `value`, one of `names`. Raises ArgumentError that lists them."""
     if isinstance(value, str):
         for one in names:
             if one == value:
@@ -80,9 +78,7 @@ def choice(name: str, value: object, names: Sequence[_Name]) -> _Name:
 
 
 def byte_view(name: str, value: object) -> memoryview:
-    """The bytes of an object that holds some. Raises ValueError naming the
-    argument.
-    """
+    """Gives the bytes of an object that holds some. Raises ArgumentError."""
     try:
         return memoryview(value).cast("B")  # type: ignore[arg-type]
     except TypeError:
@@ -90,8 +86,8 @@ def byte_view(name: str, value: object) -> memoryview:
 
 
 def path_text(name: str, value: object, expected: str) -> str:
-    """A path as a str that is not empty. Raises ValueError that says what was
-    `expected`.
+    """Gives a path as a str that is not empty. Raises ArgumentError that says
+    what was `expected`.
     """
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path or "\0" in path:
@@ -100,9 +96,8 @@ def path_text(name: str, value: object, expected: str) -> str:
 
 
 def quantize_target(value: object) -> str:
-    """`quantize` as the core takes it: "" for None.
-
-    Raises ValueError, which lists the names, for what is none of them.
+    """Gives `quantize` as the core takes it: "" for None. Raises ArgumentError,
+    which lists the names.
     """
     if value is None:
         return ""

@@ -18,7 +18,7 @@ _MAX_BYTES = 256 << 20
 
 
 def parse_object(text: bytes, source: str) -> dict[str, Any]:
-    """The JSON object that `text` is. Keys that come twice are an error.
+    """Reads a JSON object. Keys that come twice are an error.
 
     Raises CorruptFile with `source` in its message.
     """
@@ -29,7 +29,7 @@ def parse_object(text: bytes, source: str) -> dict[str, Any]:
 
 
 def check_regular(path: Path) -> os.stat_result:
-    """Raises OSError for what is no file: opening a pipe would wait."""
+    """Raises OSError for what is no regular file: opening a pipe would wait."""
     found = path.stat()
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(
@@ -41,7 +41,7 @@ def check_regular(path: Path) -> os.stat_result:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a file of moderate size holds. Raises OSError or CorruptFile."""
+    """Reads a file of moderate size. Raises OSError or CorruptFile."""
     size = check_regular(path).st_size
     if size > _MAX_BYTES:
         raise CorruptFile(
@@ -51,12 +51,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises OSError or CorruptFile."""
+    """Reads the JSON object in a file. Raises OSError or CorruptFile."""
     return parse_object(read_bytes(path), str(path))
 
 
 def is_size(value: object) -> bool:
-    """Whether a value of a document is an integer >= 0, not too large."""
+    """Tells whether a value is an integer >= 0 that is not too large."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
@@ -84,7 +84,7 @@ class Section:
         )
 
     def size(self, key: str, default: int) -> int:
-        """A positive integer."""
+        """Gives a positive integer."""
         value: int = self._typed(key, int, "an integer", default)
         if key in self and not 0 < value <= 1 << 30:
             raise self.wrong(key, f"1..{1 << 30}")
@@ -121,7 +121,7 @@ class Section:
         return Section(value, self.source, f"{self.prefix}{key}.")
 
     def token_ids(self, key: str) -> list[int] | None:
-        """One token id or a list of them."""
+        """Gives a list of token ids; one id alone is one."""
         if key not in self:
             return None
         value = self.values[key]

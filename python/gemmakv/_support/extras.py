@@ -1,4 +1,4 @@
-"""How an extra of gemmakv is installed beside the gemmakv that runs."""
+"""The commands that install an extra beside the gemmakv that runs."""
 
 from __future__ import annotations
 

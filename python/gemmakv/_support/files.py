@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import unexpected
 
 StrPath = str | os.PathLike[str]
 PathOrFile = StrPath | BinaryIO
@@ -30,8 +30,8 @@ _BESIDE = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp", re.DOTALL)
 def piecewise_writer(
     path_or_file: PathOrFile,
 ) -> Iterator[Callable[[bytes], None]]:
-    """What writes one piece after the other, all of it, to a binary file
-    object, or to a path, which is replaced when the body ends well.
+    """Gives a function that writes a piece, all of it, to a binary file object,
+    or to a path, which is replaced when the body ends well.
     """
     if isinstance(path_or_file, (str, os.PathLike)):
         with atomic_writer(path_or_file) as file:
@@ -62,7 +62,7 @@ def read_all(
     head_bytes: int = 0,
     size_of: Callable[[bytes], int] | None = None,
 ) -> bytes:
-    """The content of a path or the rest of a binary file object.
+    """Reads a path, or the rest of a binary file object.
 
     `size_of` gets the first `head_bytes`, or the fewer that there are, and
     says how many bytes the whole has; no more than that and one are read. It
@@ -90,13 +90,13 @@ def _read(file: BinaryIO, data: io.BytesIO, size: int) -> None:
         if part is None:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         if not isinstance(part, (bytes, bytearray, memoryview)):
-            raise ValueError(f"expected a binary file, found {brief(file)}")
+            raise unexpected("path_or_file", "a binary file", file)
         if not part:
             return
         if len(part) > wanted:
             raise ValueError(
-                f"read({wanted}) of the file gave {len(part)} bytes, expected "
-                "at most as many as asked for"
+                f"path_or_file: expected at most {wanted} bytes of read"
+                f"({wanted}), found {len(part)}"
             )
         size -= data.write(part)
 
@@ -184,7 +184,7 @@ def _remove_unlocked(path: str) -> None:
 
 
 def _is_at(descriptor: int, path: str) -> bool:
-    """Whether an open file is still the one of that name."""
+    """Tells whether an open file is still the one of that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def _is_at(descriptor: int, path: str) -> bool:
 
 
 def _create(path: str, like: str | None) -> BinaryIO:
-    """A new file, locked while it is open, with the permissions of `like`, or
+    """Makes a file, locked while it is open, with the permissions of `like`, or
     those of a new file if there is none; the user's alone without `like`.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

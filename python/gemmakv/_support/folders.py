@@ -18,7 +18,9 @@ def cache_folder() -> Path:
 
 
 def data_folder() -> Path:
-    """For what is the user's own. Raises OSError if there is no home."""
+    """Gives the folder for what is the user's own. Raises OSError if there is
+    no home.
+    """
     return _user_folder(_DATA, ".local/share")
 
 
@@ -30,7 +32,7 @@ def in_cache_folder() -> contextlib.AbstractContextManager[None]:
 
 
 def in_data_folder() -> contextlib.AbstractContextManager[None]:
-    """The same for `data_folder`."""
+    """Has an error of writing in `data_folder` name its variable, too."""
     return _with_hint(_DATA)
 
 

@@ -46,9 +46,10 @@ def _exit(number: int, frame: object) -> None:
 
 
 def _ignore_them() -> None:
-    """All is done and the exit code stands. As Python takes itself apart, it
-    gives its handlers up: for a tenth of a second Ctrl-C would end the process
-    by the signal.
+    """Has Ctrl-C ignored once all is done and the exit code stands.
+
+    As Python takes itself apart it gives its handlers up: for a tenth of a
+    second Ctrl-C would end the process by the signal.
     """
     _replace(_exit, signal.SIG_IGN)
 

@@ -20,7 +20,7 @@ _hubs_lock = threading.Lock()
 
 
 class _Hub:
-    """What wakes one loop: a pipe of the core, watched by the loop."""
+    """The pipe of the core that wakes one loop, which watches it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.waker = _core.Waker()
@@ -68,7 +68,7 @@ class Bell:
         hub.bells[self.core.key] = self
 
     def runs_here(self) -> bool:
-        """Whether the running loop is its loop."""
+        """Tells whether the running loop is its loop."""
         import asyncio
 
         return self.loop is asyncio.get_running_loop()
@@ -90,7 +90,7 @@ class Bell:
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
         """Inside, `listener` is called when it rings, and no task goes on by
         that: a task and a future for each ring cost more than most listeners
-        do. It must not raise: others are called behind it.
+        do. It must not raise: others are called after it.
         """
         listeners = self._hub.listeners
         listeners[self.core.key] = listener

@@ -1,4 +1,4 @@
-"""How many threads are worth having."""
+"""The number of threads that are worth having."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gemmakv import _core
+from gemmakv.errors import ArgumentError
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
@@ -16,8 +17,8 @@ _FEW = 4  # processors: all of them count
 
 
 def thread_limit() -> int | None:
-    """Threads by default, where these are fewer than the processors that this
-    process may use; else None.
+    """Gives the default number of threads if it is less than the number of
+    processors that this process may use, else None.
 
     One for each core, where there are more than four processors: two of one
     core share its arithmetic, which the kernels keep busy, and wait for each
@@ -33,14 +34,14 @@ def thread_limit() -> int | None:
 
 
 def cores(root: Path = _PROCESSORS) -> int:
-    """Cores that have the processors that this process may use; as many as
-    these where the system does not say.
+    """Counts the cores of the processors that this process may use; where the
+    system does not say, these processors.
     """
     return len({_core_of(root, id) for id in os.sched_getaffinity(0)})
 
 
 def nodes(root: Path = _PROCESSORS) -> int:
-    """NUMA nodes that have them; 1 where the system does not say."""
+    """Counts their NUMA nodes; 1 where the system does not say."""
     found = {
         path.name
         for id in os.sched_getaffinity(0)
@@ -50,9 +51,9 @@ def nodes(root: Path = _PROCESSORS) -> int:
 
 
 def placement_order(folder: Path | None = None) -> list[tuple[int, int, int]]:
-    """(id, core, NUMA node) of the processors that this process may use, in the
-    order in which threads are placed: one on each core, node after node, then
-    a second one on each core that has two.
+    """Lists (id, core, NUMA node) of the processors that this process may use,
+    in the order in which threads are placed: one on each core, node after node,
+    then a second one on each core that has two.
     """
     where = "" if folder is None else os.fspath(folder)
     return _core.placement_order(sorted(os.sched_getaffinity(0)), where)
@@ -64,36 +65,41 @@ def check_pinned(threads: int, workers: int = 1) -> None:
     """
     there = len(os.sched_getaffinity(0))
     if workers > there:
-        raise ValueError(
-            f"pin_threads with {workers} workers, expected at most {there}, "
-            "the processors that this process may use"
+        raise ArgumentError(
+            "workers",
+            f"at most {there} with pin_threads, the processors that this "
+            "process may use",
+            workers,
+            shown=f"{workers} workers",
         )
     own = min(map(len, shares(workers)))
-    asked = f"threads is {threads} with pin_threads"
+    asked = f"{threads} with pin_threads"
     whose = "this process may use"
     if workers > 1:
         asked += f" and {workers} workers"
         whose = f"the least of their parts of {there} has"
     if threads > own:
-        raise ValueError(
-            f"{asked}, expected at most {own}, the processors that {whose}"
-        )
+        expected = f"at most {own}, the processors that {whose}"
+        raise ArgumentError("threads", expected, threads, shown=asked)
     quota = cpu_quota()
     if quota is None:
         return
     most = max(1, math.ceil(quota)) // workers
     if threads > most:
-        raise ValueError(
-            f"{asked}, expected at most {most}: control groups give {quota:g} "
-            "processors' worth of time"
+        expected = (
+            f"at most {most}, since control groups give {quota:g} processors' "
+            "worth of time"
         )
+        raise ArgumentError("threads", expected, threads, shown=asked)
 
 
 def shares(parts: int, folder: Path | None = None) -> list[set[int]]:
-    """The processors that this process may use, in so many parts of whole cores
-    that are neighbours in the order of placement: where nodes are as many, or
-    divide them, each part is of one. Of more parts than cores, each is of some
-    processors. Requires: no more parts than processors.
+    """Divides the processors that this process may use into so many parts.
+
+    A part has whole cores that are neighbours in the order of placement, of one
+    node if there are as many nodes, or if these divide the parts. If there are
+    more parts than cores, each has some processors. Requires: no more parts
+    than processors.
     """
     order = placement_order(folder)
     cores: dict[tuple[int, int], list[int]] = {}
@@ -110,7 +116,7 @@ def shares(parts: int, folder: Path | None = None) -> list[set[int]]:
 
 
 def in_ranges(ids: Iterable[int]) -> str:
-    """As the system writes lists of processors: "0-3,8"."""
+    """Writes a list of processors as the system does: "0-3,8"."""
     runs: list[list[int]] = []
     for id in sorted(ids):
         if runs and id == runs[-1][-1] + 1:
@@ -121,15 +127,15 @@ def in_ranges(ids: Iterable[int]) -> str:
 
 
 def processors() -> int:
-    """Threads worth having, for this process."""
+    """Gives the number of threads that are worth having in this process."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     return thread_limit() or len(os.sched_getaffinity(0))
 
 
 def cpu_quota(root: Path = _CGROUPS, own: Path = _OWN) -> float | None:
-    """Processors' worth of time that cgroups (version 2) give this process, a
-    container's `--cpus`; None if there is no bound.
+    """Gives how many processors' time control groups (version 2) leave to this
+    process, as a container's `--cpus`; None if there is no bound.
     """
     folders = [root]
     try:
@@ -152,7 +158,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _core_of(root: Path, id: int) -> str:
-    """A name of the processor's core."""
+    """Gives a name of the processor's core."""
     try:
         text = (root / f"cpu{id}/topology/thread_siblings_list").read_text()
     except (OSError, ValueError):

@@ -12,7 +12,7 @@ Callback = Callable[[int, int], object]
 
 
 def as_callback(progress: Progress, label: str) -> Callback | None:
-    """The callable(done, total) that `progress` asks for; None for none.
+    """Gives the callable(done, total) that `progress` asks for; None for none.
 
     True is a line on stderr that begins with `label`.
     """
@@ -58,9 +58,9 @@ class _StderrLine:
 def token_report(
     total: int, callback: Callback | None
 ) -> Callable[[int, bool], None] | None:
-    """A function to be called now and then with the tokens that were computed,
-    and with True once the call is over, be it before `total` tokens. None if
-    there is nobody to tell.
+    """Makes a function that takes the number of tokens computed so far and
+    whether the call is over, be it before `total` tokens. None if there is
+    nobody to tell.
     """
     if callback is None:
         return None

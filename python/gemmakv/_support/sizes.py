@@ -13,7 +13,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def in_bytes(number: float) -> str:
-    """Two or three digits and a unit of powers of 1000: "18.4 MB"."""
+    """Writes two or three digits and a unit of powers of 1000: "18.4 MB"."""
     value = float(number)
     unit = 0
     while value >= 999.5 and unit < len(_UNITS) - 1:
@@ -24,8 +24,8 @@ def in_bytes(number: float) -> str:
 
 
 def parse_bytes(name: str, size: object) -> int:
-    """Of an int, or text as "512MiB", "2GB" or "100000": "k" is 1000, "Ki" is
-    1024. At most 2^63 - 1. Raises ValueError that begins with `name`.
+    """Reads an int, or text as "512MiB", "2GB" or "100000": "k" is 1000, "Ki"
+    is 1024. At most 2^63 - 1. Raises ArgumentError.
     """
     count = None
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:

@@ -146,7 +146,7 @@ class KVCache:
         return [LayerView(self, i) for i in range(self._core.num_layers)]
 
     def fork(self) -> KVCache:
-        """An independent conversation with the same content.
+        """Makes an independent conversation with the same content.
 
         Shares the blocks: no key or value is copied. `copy.copy` and
         `copy.deepcopy` do the same; pickling uses `to_bytes`.
@@ -173,9 +173,8 @@ class KVCache:
         """
         count = integer("length", length)
         if not 0 <= count <= len(self):
-            raise ValueError(
-                f"length: expected 0 to {len(self)} (the tokens held), found "
-                f"{count}"
+            raise unexpected(
+                "length", f"0 to {len(self)} (the tokens held)", count
             )
         return self._core.truncate(count)
 
@@ -212,7 +211,7 @@ class KVCache:
         return self._core.checkpoint_bytes
 
     def to_bytes(self, checkpoints: bool = False) -> bytes:
-        """The conversation as bytes, for `from_bytes`.
+        """Writes the conversation into bytes, for `from_bytes`.
 
         Going on from the restored conversation gives bit for bit what going
         on from this one gives. With `checkpoints`, they are kept too. The
@@ -227,7 +226,7 @@ class KVCache:
         *,
         pool: BlockPool | None = None,
     ) -> KVCache:
-        """The conversation that `to_bytes` gave, in blocks of `pool`.
+        """Reads the conversation that `to_bytes` wrote, in blocks of `pool`.
 
         If `gemma` is given, MismatchError is raised at once if the
         conversation belongs to other weights, or is an empty one for another
@@ -280,7 +279,7 @@ class KVCache:
 
 
 def _snapshot_bytes(head: bytes) -> int:
-    """Of a whole snapshot that begins so; 0 for what is none, or newer."""
+    """Reads the size of a snapshot from its head; 0 for none or a newer one."""
     version = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 4], "little")
     if not head.startswith(_MAGIC) or version > _NEWEST:
         return 0
@@ -296,7 +295,7 @@ def _config_of_loaded(gemma: LoadedModel) -> tuple[ModelConfig, str]:
 
 @dataclasses.dataclass(frozen=True)
 class LayerView:
-    """What one layer of a conversation holds now."""
+    """A view of one layer: what a conversation holds there now."""
 
     cache: KVCache
     index: int
@@ -376,7 +375,7 @@ def create_kv_cache(
     checkpoint_bytes: int | None = None,
     pool: BlockPool | None = None,
 ) -> KVCache:
-    """An empty conversation for a model; needs no weights.
+    """Makes an empty conversation for a model; needs no weights.
 
     Args:
       model: a ModelType or its name, an alias that `Gemma.load` takes, a

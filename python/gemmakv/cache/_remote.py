@@ -9,7 +9,7 @@ from gemmakv import _core
 from gemmakv.cache._remote_client import RemoteStore
 from gemmakv.cache._remote_objects import open_objects
 from gemmakv.cache._remote_redis import open_redis
-from gemmakv.errors import brief
+from gemmakv.errors import brief, unexpected
 
 __all__ = ["open_remote"]
 
@@ -49,13 +49,9 @@ def open_remote(
 
 def _timeout(timeout_s: object) -> float:
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise ValueError(
-            f"timeout_s: expected seconds, found {brief(timeout_s)}"
-        )
+        raise unexpected("timeout_s", "seconds", timeout_s)
     if not 0 < timeout_s <= 3600:
-        raise ValueError(
-            f"timeout_s is {timeout_s}, expected more than 0, at most 3600"
-        )
+        raise unexpected("timeout_s", "more than 0, at most 3600", timeout_s)
     return float(timeout_s)
 
 
@@ -91,12 +87,14 @@ def _open_url(url: str, timeout_s: float) -> RemoteStore:
         found = f"{scheme}://..." if separator else "no scheme"
         raise ValueError(
             f"remote: expected a URL that begins with one of {known}, or an "
-            f"object with get_many, put_many and has_many; found {found}"
+            f"object with get_many, put_many and has_many, found {found}"
         )
     if port == 0:
-        raise ValueError("remote: the URL has port 0, expected 1 to 65535")
+        raise ValueError(
+            "remote: expected a port of 1 to 65535, found a URL with port 0"
+        )
     if parts.fragment:
-        raise ValueError("remote: the URL has a fragment, expected none")
+        raise ValueError("remote: expected a URL, found one with a fragment")
     timeout_s = _timeout(timeout_s)
     if scheme in _REDIS:
         return open_redis(parts, timeout_s)

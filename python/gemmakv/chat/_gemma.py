@@ -365,7 +365,7 @@ class Gemma:
 
     @property
     def prefix_cache(self) -> ModelPrefixCache | None:
-        """What this model has of its prefix cache; None if it has none."""
+        """The part of its prefix cache that this model has; None for none."""
         prefix = self._prefix
         if prefix is None:
             if self._had_prefix:
@@ -417,11 +417,11 @@ class Gemma:
 
     @property
     def sampling_defaults(self) -> Options:
-        """What the model's makers recommend: keywords for `generate`, or
-        `options` of a `Session`. Of generation_config.json, if that samples,
-        or of the GGUF keys general.sampling.*; empty if they say nothing.
-        Calls do not use them by themselves. ValueError for values that are
-        out of range.
+        """The options that the model's makers recommend: keywords for
+        `generate`, or `options` of a `Session`. They come from
+        generation_config.json, if that samples, or from the GGUF keys
+        general.sampling.*; empty if these say nothing. Calls do not use them
+        by themselves. Raises ValueError for values that are out of range.
         """
         found = dict(self._requests.info.sampling)
         GenerationOptions.check(found, self.config.vocab_size)
@@ -452,13 +452,13 @@ class Gemma:
 
     @property
     def weights_fingerprint(self) -> str:
-        """`fingerprint` without the arithmetic: the same on all processors
+        """The fingerprint without the arithmetic: the same on all processors
         and in all versions."""
         return self._requests.engine.weights_fingerprint
 
     @property
     def packed_weights(self) -> PackedWeights:
-        """Where the weights are: in a packed file, or in memory and why."""
+        """The place of the weights: a packed file, or memory and why."""
         return self._packed_weights
 
     @property
@@ -467,12 +467,12 @@ class Gemma:
 
     @property
     def thread_placement(self) -> ThreadPlacement:
-        """Where the threads compute, as it is now."""
+        """The processors that compute, as they are now."""
         return placement_of(self._requests.engine)
 
     @property
     def preemptions(self) -> int:
-        """How often a request gave way to another so far, because the
+        """The number of times that a request gave way to another, because the
         `BlockPool` of its conversation had no memory for both. It goes on
         later, with the same result.
         """
@@ -484,7 +484,7 @@ class Gemma:
         return self._requests.engine.profiled
 
     def profile(self) -> StepProfile:
-        """Where the time of all steps so far went, whoever asked for them.
+        """Says where the time of all steps so far went.
 
         Raises ValueError if the model was loaded without `profile=True`.
         """
@@ -619,8 +619,8 @@ class Gemma:
         n: int | None = None,
         **options: Unpack[Options],
     ) -> Generation | list[Generation]:
-        """`generate` on an asyncio event loop, which it never blocks, also
-        where it waits for a cache that is in use.
+        """Does `generate` without blocking the event loop, also where it waits
+        for a cache that is in use.
 
         A task that is cancelled leaves the cache as it was; it ends with the
         step of the model that runs.
@@ -670,7 +670,7 @@ class Gemma:
         prompts: Sequence[Prompt],
         **options: Unpack[BatchOptions],
     ) -> list[Generation]:
-        """`generate` for several conversations at once, each weight read once.
+        """Generates for several conversations at once, each weight read once.
 
         The results are those of single calls, in the caller's order. An
         option is one value for all, or a list with one per row. The same
@@ -859,7 +859,7 @@ class Gemma:
         template: Template | str | None = None,
         **kwargs: Any,
     ) -> TokenArray:
-        """Token ids of a conversation, int32 [n], BOS first.
+        """Turns a conversation into token ids, int32 [n], BOS first.
 
         Control tokens are those of the template. Text of messages, tools and
         keywords never becomes one.
@@ -896,8 +896,8 @@ class Gemma:
         template: Template | str | None = None,
         **kwargs: Any,
     ) -> int:
-        """Tokens of a text, without BOS, or of a conversation as `chat`
-        computes it, with the opening of the reply.
+        """Counts the tokens of a text, without BOS, or of a conversation as
+        `chat` computes it, with the opening of the reply.
 
         Raises ValueError for a text with anything else: that is for messages.
         """
@@ -949,7 +949,7 @@ class Gemma:
         cache: KVCache | None = None,
         parse_special: bool = False,
     ) -> npt.NDArray[np.float32]:
-        """How likely each choice is to follow the prompt, among the choices.
+        """Computes how likely each choice is to follow the prompt.
 
             ids = gemma.apply_chat_template(messages)
             yes, no = gemma.score(ids, ["Yes", "No"])
@@ -996,7 +996,7 @@ class Gemma:
 
     @property
     def embedding_prompts(self) -> dict[str, str]:
-        """What `embed` can put in front of a text, by name: of the model's
+        """The texts that `embed` can put in front, by name: of the model's
         config_sentence_transformers.json, or what EmbeddingGemma was
         published with; empty for models that generate.
         """
@@ -1011,8 +1011,8 @@ class Gemma:
         pooling: str | None = None,
         parse_special: bool = False,
     ) -> npt.NDArray[np.float32]:
-        """Vectors of texts, whose dot products say how near their meanings
-        are.
+        """Computes vectors of texts, whose dot products say how near their
+        meanings are.
 
             queries = gemma.embed(["What is a fork?"], prompt="query")
             documents = gemma.embed(pages, prompt="document")
@@ -1030,7 +1030,7 @@ class Gemma:
             EmbeddingGemma is nothing.
           pooling: for models that generate, which are not trained for this:
             "last" or "mean", the hidden state of the last position or the
-            mean over all, behind the final norm.
+            mean over all, after the final norm.
           parse_special: whether texts may spell control tokens.
 
         Returns float32 [texts, dim], rows of length 1.
@@ -1054,8 +1054,8 @@ class Gemma:
         pooling: str | None = None,
         parse_special: bool = False,
     ) -> npt.NDArray[np.float32]:
-        """`embed` on an asyncio event loop, which it never blocks. One that is
-        cancelled ends between two steps.
+        """Does `embed` without blocking the event loop. One that is cancelled
+        ends with the step that runs.
         """
         embedder = Embedder(self._requests)
         return await embedder.acompute(

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from gemmakv.errors import unexpected
+from gemmakv.errors import unexpected, within
 from gemmakv.generation._message import (
     ROLES,
     Message,
@@ -109,7 +109,7 @@ def messages_of(values: Messages, name: str = "messages") -> list[Message]:
         try:
             messages.append(message_of(value))
         except ValueError as error:
-            raise ValueError(f"{name}[{i}].{error}") from None
+            raise within(f"{name}[{i}].", error) from None
         except TypeError:
             raise unexpected(
                 f"{name}[{i}]",

@@ -8,11 +8,11 @@ import io
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gemmakv._support.arguments import byte_view, integer
 from gemmakv._support.files import PathOrFile, piecewise_writer
-from gemmakv.cache._kv_cache import KVCache, create_kv_cache
+from gemmakv.cache._kv_cache import KVCache, KvDtype, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._conversation import Conversation, Turn
@@ -20,7 +20,12 @@ from gemmakv.chat._functions import Function, call_function, is_async
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Messages, Said, Template, Tools
 from gemmakv.chat._one_call import OneCall
-from gemmakv.chat._session_file import OVERFLOWS, SessionState, SessionText
+from gemmakv.chat._session_file import (
+    OVERFLOWS,
+    Overflow,
+    SessionState,
+    SessionText,
+)
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import (
     NAMES,
@@ -90,13 +95,13 @@ class Session:
         self,
         gemma: Gemma,
         system: str | None = None,
-        overflow: str = "error",
+        overflow: Overflow = "error",
         *,
         template: Template | str | None = None,
         think: bool | None = None,
         messages: Messages = (),
         capacity_tokens: int | None = None,
-        kv_dtype: str | None = None,
+        kv_dtype: KvDtype | None = None,
         checkpoint_bytes: int | None = None,
         pool: BlockPool | None = None,
         cache: KVCache | None = None,
@@ -230,7 +235,7 @@ class Session:
         return self._talk.template
 
     @property
-    def overflow(self) -> str:
+    def overflow(self) -> Overflow:
         """ "error" or "drop_oldest_turns"; may be changed at any time."""
         return self._overflow
 
@@ -240,7 +245,7 @@ class Session:
             raise unexpected(
                 "overflow", " or ".join(map(repr, OVERFLOWS)), value
             )
-        self._overflow = value
+        self._overflow = cast(Overflow, value)
 
     @property
     def system(self) -> str | None:
@@ -722,7 +727,7 @@ class Session:
         session = cls(
             gemma,
             text.system,
-            text.overflow,
+            cast(Overflow, text.overflow),
             template=text.template if template is None else template,
             think=text.think,
             messages=text.messages,
@@ -730,7 +735,7 @@ class Session:
             capacity_tokens=min(
                 text.capacity_tokens, gemma.config.context_length
             ),
-            kv_dtype=text.kv_dtype,
+            kv_dtype=cast(KvDtype, text.kv_dtype),
             pool=pool,
             tools=text.tools or None,
             tool_choice=text.tool_choice,

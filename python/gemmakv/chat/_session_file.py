@@ -12,7 +12,9 @@ from typing import (
     TYPE_CHECKING,
     Any,
     BinaryIO,
+    Literal,
     NamedTuple,
+    get_args,
     get_origin,
     get_type_hints,
 )
@@ -25,7 +27,13 @@ from gemmakv.cache._kv_cache import KVCache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._transcript import Ids
-from gemmakv.errors import CorruptFile, MismatchError, brief, one_line
+from gemmakv.errors import (
+    CorruptFile,
+    MismatchError,
+    brief,
+    one_line,
+    unexpected,
+)
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._options import APART, split_rows
 
@@ -46,7 +54,8 @@ HOW_TO_REBUILD = (
     "Session.load(..., rebuild=True) keeps the text and computes the keys and "
     "values again"
 )
-OVERFLOWS = ("error", "drop_oldest_turns")
+Overflow = Literal["error", "drop_oldest_turns"]
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 # Where a snapshot states its size (docs/snapshot-format.md).
 _SNAPSHOT_BYTES = struct.Struct("<16xQ")
 
@@ -287,12 +296,12 @@ def options_from_json(options: dict[str, Any]) -> dict[str, Any]:
         try:
             bias = {int(token): float(value) for token, value in bias}
         except TypeError:
-            raise ValueError(f"logit_bias is {brief(bias)}") from None
+            raise unexpected("logit_bias", "pairs of numbers", bias) from None
         options = {**options, "logit_bias": bias}
     grammar = options.get("grammar")
     if isinstance(grammar, dict):
         if set(grammar) != {"kind", "text"}:
-            raise ValueError(f"grammar is {brief(grammar)}")
+            raise unexpected("grammar", "a kind and a text", grammar)
         options = {**options, "grammar": Grammar(**grammar)}
     split_rows(options, 1, batch=False)
     return options

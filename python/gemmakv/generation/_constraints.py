@@ -66,7 +66,7 @@ _WORDS = (
 _ELSEWHERE = re.compile(r"Resource '(?P<place>.*?)#?' is not present in a")
 _NOWHERE = re.compile(r"Pointer '(?P<place>.*)' does not exist")
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-# Of a schema or a pattern in a grammar, with the grammar's lines behind it.
+# Of a schema or a pattern in a grammar, with the grammar's lines after it.
 _IN_PATTERN = re.compile(
     r"at (?P<line>\d+)\(\d+\): invalid regex .*?\nerror: (?P<what>[^\n]*)",
     re.DOTALL,
@@ -99,7 +99,7 @@ class Compiler:
     def later(
         self, name: str, grammar: Grammar | None
     ) -> Callable[[], Matcher] | None:
-        """`compile` of it, to be called where it may take its time."""
+        """Gives a call of `compile` for a thread that may take its time."""
         if grammar is None:
             return None
         return lambda: self.compile(name, grammar)
@@ -107,7 +107,7 @@ class Compiler:
     def compile(
         self, name: str, grammar: Grammar, seconds: float | None = None
     ) -> Matcher:
-        """What the core takes, to be cloned for each use.
+        """Makes what the core takes, to be cloned for each use.
 
         `seconds` of a processor are what it may take of one that is not kept;
         without, what it takes. Raises ValueError that begins with `name`,
@@ -130,7 +130,7 @@ class Compiler:
     def _made(
         self, name: str, grammar: Grammar, seconds: float | None
     ) -> Matcher:
-        """`compile` of one that is not kept."""
+        """Compiles a grammar that is not kept."""
         place = name + grammar._place
 
         def compiled(one: Grammar) -> Matcher:
@@ -237,9 +237,11 @@ class Compiler:
 
 
 def _with_deep_stack(function: Callable[[], _T]) -> _T:
-    """A call on a thread of its own. llguidance follows references (of a
-    schema, of rules) by calling itself, 16 KiB of stack each, and 128 KiB of
-    text can have 13,000 in a row; only what is used takes memory.
+    """Calls a function on a thread of its own, with a deep stack.
+
+    llguidance follows references (of a schema, of rules) by calling itself, 16
+    KiB of stack each, and 128 KiB of text can have 13,000 in a row. Only what
+    is used takes memory.
     """
     found: list[_T] = []
     failed: list[BaseException] = []
@@ -266,8 +268,8 @@ def _with_deep_stack(function: Callable[[], _T]) -> _T:
 
 
 class Matcher:
-    """Where in a grammar a text is: what the core calls, one call at a time
-    and on its threads.
+    """The place in a grammar that a text has reached. The core calls it on its
+    threads, one call at a time.
 
     Where the grammar forces text, llguidance cuts all of it into tokens for
     each mask, and allows the first of them alone. Here a run of such tokens is
@@ -335,7 +337,7 @@ class Matcher:
         self._position += len(token_ids)
 
     def _forced(self, most: int) -> list[int]:
-        """Of the run that goes on here, or begins."""
+        """Gives the tokens of the run that goes on here, or begins."""
         if self._runs:
             begin, last = self._runs[-1]
             at = self._position - begin
@@ -370,7 +372,7 @@ class Matcher:
         )
 
     def named(self, name: str) -> Matcher:
-        """The same, not to be followed itself, for a field of that name."""
+        """Makes a copy for a field of that name, which nobody follows."""
         found = Matcher(
             self._core, self._ends, self._position, self._runs, name
         )
@@ -407,7 +409,7 @@ def _shown(error: str, source: str = "") -> str:
 
 
 def _reason(error: str, source: str) -> str:
-    """Why llguidance refuses a grammar, without places in a grammar's text
+    """Says why llguidance refuses a grammar, without places in a grammar's text
     that nobody sent.
     """
     found = _IN_PATTERN.match(error) or _IN_SCHEMA.match(error)

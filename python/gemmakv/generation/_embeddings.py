@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv._support.text import check_unicode
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, unexpected
 from gemmakv.generation._prompts import (
     Prompt,
     TokenArray,
@@ -118,9 +118,12 @@ def check_pooling(pooling: str | None, config: ModelConfig) -> str:
     known = " or ".join(map(repr, POOLINGS))
     if pooling is None:
         name = config.name or config.architecture
-        raise ValueError(
-            f"pooling: expected {known}, found none: {name} is not trained to "
-            "give embeddings; its hidden states may serve as such"
+        raise ArgumentError(
+            "pooling",
+            known,
+            None,
+            shown=f"none: {name} is not trained to give embeddings; its hidden "
+            "states may serve as such",
         )
     if pooling not in POOLINGS:
         raise unexpected("pooling", known, pooling)
@@ -128,7 +131,7 @@ def check_pooling(pooling: str | None, config: ModelConfig) -> str:
 
 
 def template_of(prompt: str | None, info: EmbeddingInfo) -> str:
-    """What texts are put into, with PLACE for them; PLACE alone for none.
+    """Finds the text that texts are put into at PLACE; PLACE alone for none.
 
     Raises ValueError listing the known prompts.
     """
@@ -171,13 +174,13 @@ def embedding_ids(
     before, after = template.split(PLACE)
     listed = list(texts)
     if not listed:
-        raise ValueError("texts: expected at least one, found none")
+        raise ArgumentError("texts", "at least one", listed, shown="none")
     found = []
     for index, text in enumerate(listed):
         name = f"texts[{index}]"
         if isinstance(text, str):
             if not text:
-                raise ValueError(f"{name}: expected a text, found an empty one")
+                raise ArgumentError(name, "a text", text, shown="an empty one")
             check_unicode(name, text)
             whole = f"{before}{text}{after}"
             if tokenizer is not None and not truncate:
@@ -187,9 +190,8 @@ def embedding_ids(
             if adds_eos:
                 ids = np.append(ids, np.int32(config.eos_ids[0]))
         elif prompt is not None:
-            raise ValueError(
-                f"{name}: expected a text, which the prompt stands before, "
-                f"found {brief(text)}"
+            raise unexpected(
+                name, "a text, which the prompt stands before", text
             )
         else:
             ids = token_ids(name, text, config.vocab_size)

@@ -1,4 +1,4 @@
-"""What form a text is to have: a value, before any model compiles it."""
+"""Grammars: the form that a text is to have, before a model compiles it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from gemmakv._support.arguments import choice
 from gemmakv._support.json import plain_json
 from gemmakv._support.text import encode_utf8
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, brief, unexpected
 from gemmakv.generation._schema_check import SchemaError, checked_schema
 from gemmakv.generation._schema_fit import Attempt, Fitting, Tried
 
@@ -20,7 +20,19 @@ MAX_BYTES = 128 << 10
 MAX_TOOLS_BYTES = 512 << 10  # of many tools
 MAX_DEPTH = 64
 KINDS = ("json_schema", "regex", "lark", "tools")
-_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Of JSON. One without an end goes on to the end of the text.
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+# What holds no brackets of a Lark grammar: strings, regular expressions,
+# comments, names of control tokens.
+_LARK_TEXTS = re.compile(
+    r'"(?:[^"\\]|\\.)*+"?|/(?P<regex>(?:\\.|[^/\\])++)/?'
+    r"|(?:#|//)[^\n]*|<[^<>\s]+>",
+    re.DOTALL,
+)
+_BRACKETS = re.compile(r"[][(){}]")
+# Of a regular expression. A ] that comes first in a class is a character.
+_REGEX_PARTS = re.compile(r"\\.|\[\^?\]?|[]()]", re.DOTALL)
+_VERBOSE = re.compile(r"\(\?[a-zA-Z-]*x")  # comments may have brackets, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,30 +68,24 @@ class Grammar:
             raise ValueError(
                 f"grammar: expected at most {most} bytes, found {size}"
             )
-        text = self.text
-        if self.kind in ("json_schema", "tools"):
-            text = _STRINGS.sub("", text)
-        depth = 0
-        for letter in text:
-            if letter in "([{":
-                depth += 1
-                if depth > MAX_DEPTH:
-                    raise ValueError(
-                        f"grammar: expected at most {MAX_DEPTH} brackets in "
-                        "each other, found more"
-                    )
-            elif letter in ")]}" and depth:
-                depth -= 1
+        if _DEPTHS[self.kind](self.text) > MAX_DEPTH:
+            raise ArgumentError(
+                "grammar",
+                f"at most {MAX_DEPTH} brackets in each other",
+                self.text,
+                shown="more",
+            )
         if self.kind == "json_schema":
             object.__setattr__(self, "text", _checked_text(self.text))
 
     def _fitted(
         self, name: str, attempt: Attempt
     ) -> tuple[Grammar, tuple[str, ...]]:
-        """The grammar as far as a compiler takes it, and the paths of what is
-        left out of it. Raises ValueError that begins with `name` and says
-        which keyword of a schema it does not take; other grammars are not
-        looked at.
+        """Gives the grammar as far as a compiler takes it, and the paths of
+        what is left out of it.
+
+        Raises ValueError that begins with `name` and says which keyword of a
+        schema it does not take; other grammars are not looked at.
         """
         if self.kind == "json_schema":
             _check_fits(name, self.text, attempt)
@@ -89,8 +95,8 @@ class Grammar:
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool) -> Grammar:
-        """JSON that a JSON Schema allows, on one line with a space behind
-        each comma and colon.
+        """Allows the JSON that a JSON Schema allows, on one line with a space
+        after each comma and colon.
 
         A keyword that cannot be enforced is a ValueError that names it, when
         a model first uses the grammar.
@@ -111,21 +117,77 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
-        """Text that a regular expression matches as a whole (syntax of Rust's
-        `regex`: no look-around but (?!...) at its ends, no back references).
+        """Allows text that a regular expression matches as a whole.
+
+        The syntax is that of Rust's `regex`, without look-around but (?!...) at
+        its ends, and without back references.
         """
         return cls("regex", pattern)
 
     @classmethod
     def lark(cls, grammar: str) -> Grammar:
-        """Text of a context-free grammar in Lark's syntax as llguidance has
-        it; its rule `start` is the whole.
+        """Allows text of a context-free grammar in Lark's syntax as llguidance
+        has it; its rule `start` is the whole.
         """
         return cls("lark", grammar)
 
 
+def _depth_of_regex(pattern: str) -> int:
+    """Counts the groups and classes that stand in each other, at most."""
+    verbose = _VERBOSE.search(pattern) is not None
+    depth = most = classes = 0
+    for part in _REGEX_PARTS.finditer(pattern):
+        letter = part[0][0]
+        if letter == "[" and not verbose:
+            classes += 1
+            depth += 1
+        elif letter == "]" and classes:
+            classes -= 1
+            depth -= 1
+        elif letter == "(" and not classes:
+            depth += 1
+        elif letter == ")" and not classes and depth:
+            depth -= 1
+        most = max(most, depth)
+    return most
+
+
+def _depth_of_lark(grammar: str) -> int:
+    """Counts the brackets that stand in each other, at most, in the grammar
+    or in a regular expression of it.
+    """
+    most = _depth(_LARK_TEXTS.sub("", grammar))
+    for text in _LARK_TEXTS.finditer(grammar):
+        if text["regex"]:
+            most = max(most, _depth_of_regex(text["regex"]))
+    return most
+
+
+def _depth_of_json(schema: str) -> int:
+    return _depth(_STRINGS.sub("", schema))
+
+
+def _depth(text: str) -> int:
+    depth = most = 0
+    for bracket in _BRACKETS.finditer(text):
+        if bracket[0] in "([{":
+            depth += 1
+            most = max(most, depth)
+        elif depth:
+            depth -= 1
+    return most
+
+
+_DEPTHS = {
+    "json_schema": _depth_of_json,
+    "lark": _depth_of_lark,
+    "regex": _depth_of_regex,
+    "tools": _depth_of_lark,
+}
+
+
 def _may_fit(value: object, room: int) -> bool:
-    """Whether a value can have at most `room` bytes in JSON; one that
+    """Tells whether a value can have at most `room` bytes in JSON; one that
     certainly has more is not looked through.
     """
     rest = [value]
@@ -143,8 +205,8 @@ def _may_fit(value: object, room: int) -> bool:
 
 
 def of_response_format(name: str, value: object) -> Grammar | None:
-    """The grammar of {"type": "json_object"}, maybe with a "schema", or of
-    {"type": "json_schema", "json_schema": {"schema": ...}}, or with the
+    """Makes the grammar of {"type": "json_object"}, maybe with a "schema", or
+    of {"type": "json_schema", "json_schema": {"schema": ...}}, or with the
     "schema" beside the type; None of {"type": "text"}. Raises ValueError that
     begins with `name`.
     """
@@ -230,7 +292,7 @@ def _check_fits(name: str, text: str, attempt: Attempt) -> None:
 
 
 def _checked_text(text: str) -> str:
-    """The text of a schema, without parts whose values would have no end."""
+    """Gives a schema's text without parts whose values would have no end."""
     try:
         schema = json.loads(text)
     except ValueError:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmakv._support.arguments import integer, number
 from gemmakv._support.text import encode_utf8
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import ArgumentError, unexpected
 from gemmakv.generation._grammar import Grammar, of_response_format
 
 MAX_INT = (1 << 31) - 1
@@ -92,9 +92,8 @@ class Number(Kind):
         found = number(name, value, self.least, self.most)
         if self.above and np.float32(found) <= self.least:
             also = " also as float32" if found > self.least else ""
-            raise ValueError(
-                f"{name}: expected a number above {self.least:g}{also}, found "
-                f"{found}"
+            raise unexpected(
+                name, f"a number above {self.least:g}{also}", found
             )
         return found
 
@@ -122,10 +121,7 @@ class Choice(Kind):
         if isinstance(value, str) and value in self.names:
             return value
         *most, last = map(repr, self.names)
-        raise ValueError(
-            f"{name}: expected {', '.join(most)} or {last}, found "
-            + brief(value)
-        )
+        raise unexpected(name, f"{', '.join(most)} or {last}", value)
 
     def parse(self, name: str, text: str) -> str:
         return self.check(name, text)
@@ -144,7 +140,7 @@ class Flag(Kind):
 
     def parse(self, name: str, text: str) -> bool:
         if text.lower() not in self._WORDS:
-            raise ValueError(f"{name}: expected on or off, found {text!r}")
+            raise unexpected(name, "on or off", text)
         return self._WORDS[text.lower()]
 
     def schema(self) -> dict[str, Any]:
@@ -248,9 +244,7 @@ class Bias(Kind):
     def _bias(self, name: str, value: object) -> float:
         bias = number(name, value)
         if bias > FLOAT_MAX:
-            raise ValueError(
-                f"{name}: expected a finite float32 or -inf, found {bias}"
-            )
+            raise unexpected(name, "a finite float32 or -inf", bias)
         return bias
 
     def from_flags(self, name: str, texts: list[str]) -> dict[int, float]:
@@ -260,13 +254,12 @@ class Bias(Kind):
             try:
                 id, value = int(token), float(bias)
             except ValueError:
-                raise ValueError(
-                    f"{name}: expected ID=NUMBER (as in 42=-inf), found "
-                    f"{text!r}"
+                raise unexpected(
+                    name, "ID=NUMBER (as in 42=-inf)", text
                 ) from None
             if id in found:
-                raise ValueError(
-                    f"{name}: expected each token once, found {id} twice"
+                raise ArgumentError(
+                    name, "each token once", id, shown=f"{id} twice"
                 )
             found[id] = value
         return found
@@ -333,5 +326,5 @@ def _json_list(name: str, text: str, kind: type, expected: str) -> list[Any]:
     if not isinstance(found, list) or not all(
         type(one) is kind for one in found
     ):
-        raise ValueError(f"{name}: expected {expected}, found {text!r}")
+        raise unexpected(name, expected, text)
     return found

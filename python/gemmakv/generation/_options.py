@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from gemmakv import _core
 from gemmakv._support.progress import Callback, Progress
+from gemmakv.errors import ArgumentError, unexpected
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._option_kinds import (
     Bias,
@@ -254,15 +255,17 @@ class BatchOptions(
     ],
     total=False,
 ):
-    """As `Options`; each but `progress` and `draft` is one value for all rows
-    or a list with one value per row. A list of str is one `stop` for all rows,
+    """Keywords of `generate_batch`: those of `Options` but `prompt_progress`.
+
+    Each but `progress` and `draft` is one value for all rows or a list with
+    one value per row. A list of str is one `stop` for all rows,
     one of ints one `stop_token_ids`; one per row is a list of lists (or of
     None).
     """
 
 
 class GenerationOptions:
-    """What is known of each generation keyword but `progress` and `draft`."""
+    """The table of generation keywords, but for those that take objects."""
 
     table: ClassVar[Mapping[str, Option]] = MappingProxyType(
         {
@@ -306,15 +309,15 @@ class GenerationOptions:
 
 
 def speculation(value: object, has_draft: bool = False) -> str:
-    """Of a model that is loaded with `speculate=value`, and maybe a draft.
-    ValueError for what it cannot be.
+    """Says where guesses come from in a model that is loaded with
+    `speculate=value`, and maybe a draft. Raises ValueError for what cannot be.
     """
     checked: str | None = GenerationOptions.table["speculate"].check(
         "speculate", value
     )
     if checked == "draft" and not has_draft:
-        raise ValueError(
-            "speculate: expected a draft= with 'draft', found none"
+        raise ArgumentError(
+            "speculate", "a draft= with 'draft'", value, shown="none"
         )
     return checked or ("draft" if has_draft else "lookup")
 
@@ -346,9 +349,10 @@ def split_rows(
             values = list(value)  # type: ignore[call-overload]
             names = [f"{name}[{i}]" for i in range(rows)]
             if len(values) != rows:
-                raise ValueError(
-                    f"{name}: expected one value or a list of {rows} (one per "
-                    f"row), found {len(values)}"
+                raise unexpected(
+                    name,
+                    f"one value or a list of {rows} (one per row)",
+                    len(values),
                 )
         for row, label, one in zip(result, names, values):
             converted = option.check(label, one)
@@ -356,8 +360,11 @@ def split_rows(
                 row[name] = converted
     for row in result:
         if "grammar" in row and "response_format" in row:
-            raise ValueError(
-                "response_format: expected it or grammar, found both"
+            raise ArgumentError(
+                "response_format",
+                "it or grammar",
+                row["response_format"],
+                shown="both",
             )
     return result
 

@@ -8,15 +8,20 @@ from gemmakv import _core
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
-from gemmakv.errors import brief
-from gemmakv.generation._prompts import Prompt, TokenArray, prompt_ids
+from gemmakv.errors import unexpected
+from gemmakv.generation._prompts import (
+    Prompt,
+    TokenArray,
+    check_cache,
+    prompt_ids,
+)
 from gemmakv.generation._requests import Requests
 
 
 class PinnedPrefix:
-    """What `pin` keeps in RAM. A context manager, which unpins it.
+    """A prompt that `pin` keeps in RAM; a context manager, which unpins it.
 
-    It stays also where nobody has this object any more.
+    The prompt stays pinned also where nobody has this object any more.
 
     Attributes:
       tokens: of the prompt, that no request need compute: all but the last,
@@ -51,12 +56,12 @@ class PinnedPrefix:
         self._cache._core.unpin(self._pin)
 
     def close(self) -> None:
-        """`unpin`."""
+        """Unpins it, as `unpin` does."""
         self.unpin()
 
 
 class ModelPrefixCache:
-    """What a model, for one tenant, has of a prefix cache."""
+    """The part of a prefix cache that one model has for one tenant."""
 
     def __init__(
         self,
@@ -77,11 +82,11 @@ class ModelPrefixCache:
         return self._cache
 
     def stats(self) -> PrefixStats:
-        """Those of the whole cache."""
+        """Counts what the whole cache did."""
         return self._cache.stats()
 
     def match(self, prompt: Prompt) -> KVCache:
-        """A new conversation of the part of `prompt` that needs no computing:
+        """Makes a conversation of the part of `prompt` that needs no computing:
         at most all but its last token. `cache.tokens` says which.
 
         A str gets BOS in front; token ids are taken as they are.
@@ -89,7 +94,7 @@ class ModelPrefixCache:
         return self._match(prompt, None)
 
     def _match(self, prompt: Prompt, pool: BlockPool | None) -> KVCache:
-        """`match`, in a pool: blocks of another one are copied."""
+        """Does `match` in a pool; blocks of another one are copied."""
         ids = self._ids(prompt)
         cache = create_kv_cache(self._config, pool=pool)
         _core.prefix_match(self._engine, cache._core, ids)
@@ -112,9 +117,10 @@ class ModelPrefixCache:
         """
         ids = self._ids(prompt)
         if len(ids) < 2:
-            raise ValueError(
-                "prompt: expected at least 2 tokens, since a request computes "
-                f"one at least, found {len(ids)}"
+            raise unexpected(
+                "prompt",
+                "at least 2 tokens, since a request computes one at least",
+                len(ids),
             )
         cache = create_kv_cache(self._config)
         requests = self._requests
@@ -142,11 +148,8 @@ class ModelPrefixCache:
     def publish(self, cache: KVCache) -> None:
         """Takes in what a conversation of this model has computed, as the end
         of each request does.
-
-        Raises ValueError for what is no KVCache.
         """
-        if not isinstance(cache, KVCache):
-            raise ValueError(f"cache: expected a KVCache, found {brief(cache)}")
+        check_cache("cache", cache)
         _core.prefix_publish(self._engine, cache._core)
 
     def _ids(self, prompt: Prompt) -> TokenArray:

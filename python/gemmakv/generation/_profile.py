@@ -85,7 +85,7 @@ class StepProfile:
         )
 
     def phases(self) -> Iterator[tuple[str, PhaseProfile]]:
-        """Those that had steps, by their names."""
+        """Gives the phases that had steps, by their names."""
         for field in dataclasses.fields(self):
             phase: PhaseProfile = getattr(self, field.name)
             if phase.steps > 0:
@@ -93,7 +93,7 @@ class StepProfile:
 
 
 def profile_of(engine: _core.Engine) -> StepProfile:
-    """As the core has it."""
+    """Makes one of the core's numbers."""
     phases = {}
     for name, (steps, rows, loops, seconds, parts) in engine.profile().items():
         phases[name] = PhaseProfile(

@@ -364,9 +364,8 @@ class Requests:
     ) -> list[Row]:
         """Checks the arguments of a call, and encodes its prompts."""
         if len(caches) != len(prompts):
-            raise ValueError(
-                f"prompts: expected one per cache ({len(caches)}), found "
-                f"{len(prompts)}"
+            raise unexpected(
+                "prompts", f"one per cache ({len(caches)})", len(prompts)
             )
         if not caches:
             raise ArgumentError("caches", "at least one", caches, shown="none")

@@ -82,7 +82,7 @@ class TopLogprobs:
 
     @classmethod
     def of(cls, arrays: tuple[Any, Any] | None) -> TopLogprobs | None:
-        """Of the core's arrays."""
+        """Makes one of the core's arrays."""
         return None if arrays is None else cls(*arrays)
 
 
@@ -102,7 +102,7 @@ class ToolCall:
     arguments: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """As a message's `tool_calls` have it."""
+        """Gives the call as a message's `tool_calls` have it."""
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.id, "type": "function", "function": function}
 

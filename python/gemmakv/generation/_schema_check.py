@@ -1,4 +1,4 @@
-"""What a JSON schema must be beyond what llguidance checks of it.
+"""Checks of JSON schemas beyond those that llguidance makes.
 
 llguidance keeps bounds of integers in 64 bits and of numbers in doubles: bounds
 that do not fit are others then, or crash it. And a schema whose values would
@@ -117,7 +117,7 @@ _ENDLESS = (
 def _changed(
     schema: dict[str, Any], place: str, change: Callable[[Any, str], Any]
 ) -> dict[str, Any]:
-    """With what `change` makes of the schemas in it."""
+    """Puts what `change` makes of the schemas in a schema in their places."""
     for name, value in schema.items():
         if name not in _HOLDERS:
             continue
@@ -179,8 +179,8 @@ def _without_circles(
 
 
 def is_place(ref: Any) -> TypeGuard[str]:
-    """Whether a reference is to a place in the schema; others are names of
-    places ($anchor), or of documents.
+    """Tells whether a reference is to a place in the schema; others are names
+    of places ($anchor), or of documents.
     """
     return isinstance(ref, str) and (ref == "#" or ref.startswith("#/"))
 
@@ -230,7 +230,7 @@ def _places_with_end(root: Any) -> frozenset[str] | None:
 
 
 def _ends(schema: Any, refers: Callable[[str], bool]) -> bool:
-    """Whether a schema has a value with an end. What is none is somebody
+    """Tells whether a schema has a value with an end. What is none is somebody
     else's to refuse.
     """
     if not isinstance(schema, Mapping):

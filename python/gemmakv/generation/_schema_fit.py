@@ -1,4 +1,4 @@
-"""Which keywords of a JSON schema a compiler of grammars takes.
+"""The keywords of a JSON schema that a compiler of grammars takes.
 
 A tool whose schema need not be enforced is served without the keywords that
 cannot be, and only without those. `with_usual_forms` gives the forms of other
@@ -271,8 +271,8 @@ class Fitting:
         self._left = MOST_TRIALS
 
     def refusal(self, tried: Tried) -> str | None:
-        """Why the compiler refuses it; None if it takes it. Raises _TooLong
-        after too many.
+        """Says why the compiler refuses a grammar; None if it takes it. Raises
+        _TooLong after too many.
         """
         if tried not in self._known:
             if not self._left:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv.cache._kv_cache import KVCache
-from gemmakv.errors import brief, unexpected
+from gemmakv.errors import unexpected
 from gemmakv.generation._prompts import Prompt, TokenArray, prompt_ids
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -25,27 +25,24 @@ def choice_ids(
     tokenizer: Tokenizer | None,
     parse_special: bool,
 ) -> list[TokenArray]:
-    """Token ids of each, without BOS. Raises ValueError naming the choice."""
+    """Encodes each, without BOS. Raises ArgumentError naming the choice."""
     if isinstance(choices, str | bytes) or not isinstance(
         choices, Sequence | np.ndarray
     ):
         raise unexpected("choices", "a list of texts", choices)
     if not 1 <= len(choices) <= _MOST:
-        raise ValueError(
-            f"choices: expected 1 to {_MOST}, found {len(choices)}"
-        )
+        raise unexpected("choices", f"1 to {_MOST}", len(choices))
     found: list[TokenArray] = []
     for index, choice in enumerate(choices):
         name = f"choices[{index}]"
         ids, bos = prompt_ids(name, choice, config, tokenizer, parse_special)
         ids = ids[bos:]
         if not len(ids):
-            raise ValueError(f"{name}: expected a token or more, found none")
+            raise unexpected(name, "a token or more", choice)
         for other, known in enumerate(found):
             if np.array_equal(ids, known):
-                raise ValueError(
-                    f"{name}: expected other tokens than those of "
-                    f"choices[{other}], found {brief(choice)}"
+                raise unexpected(
+                    name, f"other tokens than those of choices[{other}]", choice
                 )
         found.append(ids)
     return found
@@ -57,7 +54,7 @@ def probabilities(
     prompt: TokenArray,
     choices: Sequence[TokenArray],
 ) -> npt.NDArray[np.float32]:
-    """float32 [n], of sum 1. Appends the prompt to `cache`."""
+    """Computes float32 [n], of sum 1. Appends the prompt to `cache`."""
     first = _log_softmax(logits(cache, prompt, False))
     sums = np.empty(len(choices))
     for index, ids in enumerate(choices):

@@ -35,7 +35,7 @@ REPORT_S = 0.05  # how often progress is told on an event loop
 
 
 class LetGo(GemmaKVError):
-    """Of a stream to which nothing refers: it has no reader to be told."""
+    """A stream ended to which nothing refers: no reader can be told."""
 
 
 class OwnProcessor:
@@ -85,7 +85,7 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
                 if piece is not None:
                     return piece
         except KeyboardInterrupt:
-            # It may have struck anywhere, also behind the last read.
+            # It may have struck anywhere, also after the last read.
             self._restore(before)
             self.cancel()
             raise
@@ -133,8 +133,8 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
     def cancel(self) -> None: ...
 
     async def acancel(self) -> None:
-        """`cancel` that waits for the end of the generation, a step of the
-        model at most, without blocking the event loop.
+        """Ends the generation as `cancel` does, and waits for its end, a step
+        of the model at most, without blocking the event loop.
         """
         if self._over():
             return
@@ -166,29 +166,29 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
 
     @abstractmethod
     def _ending(self) -> bool:
-        """Whether reading waits for the end, as it was cancelled."""
+        """Tells whether reading waits for the end, after a cancel."""
 
     @abstractmethod
     def _over(self) -> bool:
-        """Whether nothing more is to be given out."""
+        """Tells whether nothing more is to be given out."""
 
     @abstractmethod
     def _read(self, seconds: float) -> Piece | None:
-        """The next piece, or None if there is none within that time.
+        """Returns the next piece, or None if there is none in that time.
 
         After a cancel, waits for the end, or for nothing with 0 seconds.
         """
 
     @abstractmethod
     def _save(self) -> Any:
-        """What was read so far, for `_restore`."""
+        """Returns what was read so far, for `_restore`."""
 
     @abstractmethod
     def _restore(self, before: Any) -> None:
         """Ends the generation, as if nothing had been read since."""
 
     def _watch(self) -> bool:
-        """Whether this loop is told of pieces only from now on."""
+        """Has this loop told of pieces; returns whether it was not before."""
         bell = self._bell
         if bell is not None and bell.runs_here():
             return False
@@ -309,7 +309,7 @@ class Stream(PieceStream):
         assert bell is not None
 
         def pass_on() -> bool:
-            """Of what there is. Whether the task has something to do."""
+            """Passes on what there is; tells whether the task has to go on."""
             nonlocal failure
             if self._ready or self._cancelled:
                 return True

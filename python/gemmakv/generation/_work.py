@@ -142,7 +142,7 @@ async def off_the_loop(work: Callable[[Callable[[], None]], _T]) -> _T:
 
 
 def time_left(deadline: float | None, begin: float) -> float | None:
-    """Of a deadline in seconds that was set at `begin` (time.monotonic())."""
+    """Computes what is left of a deadline in seconds, set at `begin`."""
     if deadline is None:
         return None
     return max(0.0, deadline - (time.monotonic() - begin))

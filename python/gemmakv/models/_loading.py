@@ -47,7 +47,7 @@ class PartialModelWarning(UserWarning):
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What `Gemma` is made of."""
+    """The parts of a `Gemma`."""
 
     engine: _core.Engine
     tokenizer: Tokenizer | None
@@ -106,7 +106,7 @@ def load(
         warnings.warn(f"{path}: {different}", PartialModelWarning, stacklevel=3)
     if config.bidirectional and not (config.dense_dim or config.embedding_dim):
         warnings.warn(
-            f"{path}: loaded without the products behind the mean (2_Dense, "
+            f"{path}: loaded without the products after the mean (2_Dense, "
             "3_Dense), which it does not hold: its vectors are not those of "
             "EmbeddingGemma as published",
             PartialModelWarning,

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from gemmakv.errors import brief, one_line
 from gemmakv.generation._schema_check import SchemaError
-from gemmakv.options import GenerationOptions
 
-# "max_tokens: expected ...", "messages[0].role: ..."; the core's errors have no
-# colon behind an option's name.
-_NAMED = re.compile(r"(?P<name>[a-z_]+(?:\[[^\]]*\]|\.[a-z_]+)*)(?P<colon>:?)")
+# "max_tokens: expected ...", "messages[0].role: ..."
+_NAMED = re.compile(r"([a-z_]+(?:\[[^\]]*\]|\.[a-z_]+)*):")
 
 
 class RequestError(Exception):
@@ -93,7 +91,4 @@ def of_value_error(error: ValueError) -> RequestError:
     if isinstance(error, SchemaError):
         return RequestError(400, message, param=error.field)
     named = _NAMED.match(message)
-    param = None
-    if named and (named["colon"] or named["name"] in GenerationOptions.table):
-        param = named["name"]
-    return RequestError(400, message, param=param)
+    return RequestError(400, message, param=named[1] if named else None)

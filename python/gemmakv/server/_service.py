@@ -46,7 +46,7 @@ from gemmakv.chat._templates import (
 from gemmakv.chat._tools import CallPart, tool_use
 from gemmakv.chat._transcript import Encoder, at_least
 from gemmakv.chat._turns import SYSTEM_ROLES
-from gemmakv.errors import CacheFullError, GemmaKVError, one_line
+from gemmakv.errors import CacheFullError, GemmaKVError, one_line, within
 from gemmakv.generation._embeddings import Embedder
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._requests import requests_of
@@ -1069,7 +1069,7 @@ class ChatService:
         try:
             GenerationOptions.check(options, self.gemma.config.vocab_size)
         except ValueError as error:
-            raise ValueError(f"default_{error}") from None
+            raise within("default_", error) from None
 
     def _row_options(
         self, options: dict[str, Any], ids: TokenArray, request: ChatRequest

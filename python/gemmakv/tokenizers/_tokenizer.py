@@ -37,9 +37,13 @@ def check_rows(name: str, tokens: int, rows: int, texts: int) -> None:
         )
 
 
+# The one rule of BOS, for prompts, conversations and servers alike: what begins
+# with one gets no other.
+
+
 def with_bos(ids: list[int], bos_id: int) -> list[int]:
-    """Puts BOS in front of the tokens of a text that does not spell it there;
-    a negative `bos_id` is that of a model without BOS.
+    """Puts a BOS before ids, unless they begin with one or the model has none
+    (`bos_id` < 0).
     """
     return ids if bos_id < 0 or ids[:1] == [bos_id] else [bos_id, *ids]
 
@@ -58,8 +62,8 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def id_of(self, piece: str) -> int | None:
-        """The token whose piece is exactly `piece`, control tokens included;
-        None if there is none.
+        """Finds the token whose piece is exactly `piece`, control tokens
+        included; None if there is none.
         """
 
     @abc.abstractmethod
@@ -194,8 +198,8 @@ class Tokenizer(abc.ABC):
         return with_bos(ids, self._ends[0]) if add_bos else ids
 
     def split_special(self, text: str) -> list[tuple[str, int | None]]:
-        """`text` in parts: (a control token's string, its id) and, between
-        them, (text, None). No part is empty.
+        """Splits a text into parts: (a control token's string, its id) and,
+        between them, (text, None). No part is empty.
         """
         parts: list[tuple[str, int | None]] = []
         done = 0
@@ -209,13 +213,14 @@ class Tokenizer(abc.ABC):
         return parts
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of token ids. Control tokens are silent; bytes that are not
-        UTF-8 become U+FFFD. Raises ValueError for an id that is no token.
+        """Turns token ids into text. Control tokens are silent; bytes that
+        are not UTF-8 become U+FFFD. Raises ValueError for an id that is no
+        token.
         """
         return self.decode_bytes(ids).decode("utf-8", "replace")
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
-        """Bytes of token ids: exact where `decode` must replace."""
+        """Turns token ids into bytes: exact where `decode` must replace."""
         if not isinstance(ids, Iterable):
             raise unexpected("ids", "token ids", ids)
         table = self.token_bytes
@@ -225,8 +230,8 @@ class Tokenizer(abc.ABC):
         return b"".join(parts)
 
     def piece_of(self, token: int) -> str:
-        """The piece of a token, the inverse of `id_of`. Raises ValueError for
-        an id that is no token.
+        """Gives the piece of a token, the inverse of `id_of`. Raises ValueError
+        for an id that is no token.
         """
         return self._piece(self._checked("token", token))
 

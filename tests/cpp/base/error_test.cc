@@ -84,7 +84,7 @@ TEST(CheckRangeTest, NamesWhatWasFoundAndExpected) {
       ADD_FAILURE() << value;
     } catch (const CorruptFile& error) {
       EXPECT_EQ(error.what(),
-                StrCat("layer 7: width is ", value, ", expected 1..3"));
+                StrCat("layer 7: width: expected 1..3, found ", value));
     }
   }
   EXPECT_THROW(CheckRange(9, 0, 8, "x"), InvalidArgument);

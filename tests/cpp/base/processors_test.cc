@@ -123,7 +123,7 @@ TEST_F(ProcessorsTest, MoreThreadsThanProcessors) {
     FAIL();
   } catch (const InvalidArgument& error) {
     EXPECT_TRUE(
-        Says(error.what(), {"threads is 3", "pin_threads", "at most 2"}));
+        Says(error.what(), {"threads: expected at most 2", "found 3 with "}));
   }
   const PinnedProcessors two(2, Order({0, 4}));  // nothing was taken
   EXPECT_EQ(Ids(two.processors()), (std::vector<int>{0, 4}));

@@ -224,7 +224,7 @@ TEST(ThreadPoolTest, BadNumbersOfThreads) {
       FAIL() << threads;
     } catch (const InvalidArgument& error) {
       EXPECT_EQ(std::string(error.what()),
-                StrCat("number of threads is ", threads, ", expected 1..256"));
+                StrCat("number of threads: expected 1..256, found ", threads));
     }
   }
 }

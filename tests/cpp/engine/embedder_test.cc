@@ -182,11 +182,11 @@ TEST(GemmaEmbedTest, BadArgumentsAreNamed) {
       (void)gemma->Embed(Spans(texts), options);
     });
   };
-  EXPECT_TRUE(Says(error({}), {"text 1", "0 tokens", "1 to 1024"}));
-  EXPECT_TRUE(
-      Says(error(Tokens(1025, 5)), {"text 1", "1025 tokens", "1 to 1024"}));
-  EXPECT_TRUE(Says(error({5, 97}), {"token 1 of text 1", "97", "0..96"}));
-  EXPECT_TRUE(Says(error({5, -1}), {"token 1 of text 1", "-1", "0..96"}));
+  EXPECT_TRUE(Says(error({}), {"texts[1]", "1..1024 tokens", "found 0"}));
+  EXPECT_TRUE(Says(error(Tokens(1025, 5)),
+                   {"texts[1]", "1..1024 tokens", "found 1025"}));
+  EXPECT_TRUE(Says(error({5, 97}), {"texts[1]", "97 at index 1", "0..96"}));
+  EXPECT_TRUE(Says(error({5, -1}), {"texts[1]", "-1 at index 1", "0..96"}));
   EXPECT_TRUE(Says(error({5}, {.dim = 32}), {"dim", "32", "expected 64"}));
   EXPECT_TRUE(Says(error({5}, {.pooling = Pooling::kLast}),
                    {"pooling", "expected none", "mean"}));

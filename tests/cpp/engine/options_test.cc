@@ -42,8 +42,8 @@ TEST(OptionsTest, DefaultsAndLimitsAreAccepted) {
 TEST(OptionsTest, EachBadValueIsNamed) {
   const auto refused = [](const char* name, auto change) {
     const std::string verdict = Verdict(change);
-    EXPECT_EQ(verdict.find(name), 0u) << verdict;
-    EXPECT_NE(verdict.find("expected"), std::string::npos) << verdict;
+    EXPECT_EQ(verdict.find(std::string(name) + ": expected "), 0u) << verdict;
+    EXPECT_NE(verdict.find(", found "), std::string::npos) << verdict;
   };
   for (const float bad : {kNaN, kInf, -0.1f}) {
     refused("temperature", [=](auto& o) { o.temperature = bad; });

@@ -137,6 +137,27 @@ TEST_P(PrefixTest, APromptThatIsKnownIsNotComputedAgain) {
   EXPECT_EQ(Run(NewCache(), other, 1).prefix.ram, 0u);
 }
 
+TEST_P(PrefixTest, AShortPromptIsKnownTheSecondTime) {
+  Load(GetParam());
+  const Tokens prompt = Text(100, 1);
+  const GenerateResult first = Run(NewCache(), prompt, 60);
+  const GenerateResult second = Run(NewCache(), prompt, 60);
+  EXPECT_EQ(second.prefix.ram, 99u);
+  EXPECT_EQ(second.token_ids, first.token_ids);
+}
+
+TEST_P(PrefixTest, AnEditInTheMiddleComputesTheSecondHalf) {
+  Load(GetParam());
+  const Tokens prompt = Text(900, 1);
+  Run(NewCache(), prompt, 1);
+  const Tokens begin(prompt.begin(), prompt.begin() + 600);
+  const Tokens edited = Join(begin, Text(300, 2));
+  const GenerateResult cold = Run(NewCache(), edited, 5, PrefixMode::kOff);
+  const GenerateResult found = Run(NewCache(), edited, 5);
+  EXPECT_GE(found.prefix.ram, 512u);
+  EXPECT_EQ(found.token_ids, cold.token_ids);
+}
+
 TEST_P(PrefixTest, LogitsOfAllPositionsTakeNothingOfTheirOwn) {
   Load(GetParam());
   const Tokens prompt = Text(400, 1);
@@ -435,7 +456,7 @@ void PrefixTest::RandomRequests(const PrefixTiers& tiers) {
 TEST_P(PrefixTest, RandomRequestsGiveWhatTheyGiveCold) { RandomRequests({}); }
 
 TEST_P(PrefixTest, RandomRequestsThroughTiers) {
-  RandomRequests({std::make_shared<MemoryStore>("shared", false, true),
+  RandomRequests({std::make_shared<MemoryStore>("shared", true),
                   std::make_shared<MemoryStore>("disk")});
 }
 

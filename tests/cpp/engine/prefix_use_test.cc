@@ -73,7 +73,7 @@ class PrefixUseTest : public ::testing::Test {
   }
   Driven Make(const Ids& prompt, PrefixAccess access) {
     Driven driven;
-    driven.cache = EmptyConversation(FullLayers(), KvDtype::kBF16, 64, pool_);
+    driven.cache = EmptyConversation(layers_, KvDtype::kBF16, 64, pool_);
     driven.stream = std::make_shared<TokenStream>(
         driven.cache, driven.cache->Lock(), prompt, TokenStream::Options{});
     driven.limit = prompt.size() - 1;
@@ -85,6 +85,7 @@ class PrefixUseTest : public ::testing::Test {
     return Make(prompt, {View(), mode, {}});
   }
 
+  std::vector<KvLayerSpec> layers_ = FullLayers();
   std::shared_ptr<BlockPool> pool_ = BlockPool::Create();
   std::shared_ptr<PrefixCache> prefix_ =
       std::make_shared<PrefixCache>(size_t{64} << 20);
@@ -256,6 +257,69 @@ TEST_F(PrefixUseTest, PointsAreThoseOfTheStep) {
   EXPECT_EQ(one.use->PointsIn(4000, 4100), (std::vector<size_t>{4096}));
   one.Compute(80);
   EXPECT_TRUE(one.use->PointsIn(60, 90).empty()) << "this may be a warm-up";
+}
+
+TEST_F(PrefixUseTest, AShortPromptIsKnownTheSecondTime) {
+  const auto disk = std::make_shared<MemoryStore>("disk");
+  UseTiers({disk});
+  layers_ = SlidingLayers();
+  const Ids prompt = RandomIds(100, 1);
+  {
+    const Driven first = Make(prompt);
+    first.Resume();
+    EXPECT_EQ(first.Compute(100), std::vector<size_t>{99});
+    first.use->End(true);
+  }
+  const Driven second = Make(prompt);
+  EXPECT_TRUE(second.Resume());
+  EXPECT_EQ(second.cache->next_position_for_logits(), 99u);
+  ASSERT_TRUE(prefix_->Flush());
+  EXPECT_EQ(disk->stats().entries, 1u) << "the end alone";
+  // One that a turn ends, or that is hardly there, leaves what it did.
+  Ids turns = RandomIds(100, 2);
+  turns[80] = 1;
+  const Driven third = Make(turns);
+  third.Resume();
+  EXPECT_EQ(third.use->PointsIn(0, 100), std::vector<size_t>{80});
+  const Driven few = Make(RandomIds(60, 3));
+  few.Resume();
+  EXPECT_TRUE(few.use->PointsIn(0, 60).empty());
+}
+
+TEST_F(PrefixUseTest, APromptThatPartsInTheMiddleFindsAPoint) {
+  layers_ = SlidingLayers();
+  const Ids prompt = RandomIds(3000, 1);
+  const Driven first = Make(prompt);
+  first.Resume();
+  EXPECT_EQ(first.Compute(3000), (std::vector<size_t>{1536, 2816}));
+  first.use->End(true);
+  const Ids begin(prompt.begin(), prompt.begin() + 2000);
+  const Driven edited = Make(Join(begin, RandomIds(1000, 2)));
+  EXPECT_TRUE(edited.Resume());
+  EXPECT_EQ(edited.cache->next_position_for_logits(), 1536u);
+  // Only of what is left; and long ones have others.
+  const Driven more = Make(Join(begin, RandomIds(1600, 3)));
+  EXPECT_TRUE(more.Resume());
+  const std::vector<size_t> points = more.use->PointsIn(1536, 3600);
+  EXPECT_TRUE(std::count(points.begin(), points.end(), 2816));
+  const Driven longer = Make(RandomIds(5000, 4));
+  longer.Resume();
+  EXPECT_EQ(longer.use->PointsIn(0, 5000), (std::vector<size_t>{4096, 4864}));
+}
+
+TEST_F(PrefixUseTest, PointsAreNearWhereTheyShareTheirBlocks) {
+  const Ids prompt = RandomIds(900, 1);
+  const auto points = [&] {
+    const Driven one = Make(prompt);
+    one.Resume();
+    return one.use->PointsIn(0, 900);
+  };
+  EXPECT_EQ(points(), std::vector<size_t>{768}) << "nothing is forgotten";
+  layers_ = {{LayerKind::kSliding, 2, 32, 1024}, {LayerKind::kFull, 1, 32, 0}};
+  EXPECT_EQ(points(), (std::vector<size_t>{256, 512, 768}));
+  // States are copied.
+  layers_.push_back(HybridLayers()[0]);
+  EXPECT_EQ(points(), (std::vector<size_t>{512, 768}));
 }
 
 TEST_F(PrefixUseTest, AFullPoolTakesPointsAndAtLastAll) {

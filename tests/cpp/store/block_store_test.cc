@@ -24,7 +24,6 @@ class MemoryStore final : public BlockStore {
   explicit MemoryStore(std::shared_ptr<Medium> medium)
       : medium_(std::move(medium)) {}
   std::string_view tier() const override { return "memory"; }
-  bool blocks() const override { return false; }
   void Has(std::span<const ObjectKey> keys,
            std::span<uint8_t> found) noexcept override {
     const std::lock_guard lock(mutex_);

@@ -26,12 +26,10 @@ namespace gkv {
 // all.
 class MemoryStore final : public BlockStore {
  public:
-  explicit MemoryStore(std::string tier = "disk", bool blocks = true,
-                       bool mapped = false)
-      : tier_(std::move(tier)), blocks_(blocks), mapped_(mapped) {}
+  explicit MemoryStore(std::string tier = "disk", bool mapped = false)
+      : tier_(std::move(tier)), mapped_(mapped) {}
 
   std::string_view tier() const override { return tier_; }
-  bool blocks() const override { return blocks_; }
 
   void Has(std::span<const ObjectKey> keys,
            std::span<uint8_t> found) noexcept override {
@@ -167,7 +165,6 @@ class MemoryStore final : public BlockStore {
   }
 
   const std::string tier_;
-  const bool blocks_;
   const bool mapped_;
   std::atomic<int64_t> delay_ = 0;
   std::atomic<bool> fail_writes_ = false;

@@ -162,7 +162,7 @@ TEST_F(PrefixTiersTest, EndsOfTurnsAreFound) {
 }
 
 TEST_F(PrefixTiersTest, MappedObjectsAreNotCopied) {
-  disk_ = std::make_shared<MemoryStore>("shared", false, true);
+  disk_ = std::make_shared<MemoryStore>("shared", true);
   tiers_ = {disk_};
   layers_ = FullLayers();
   Restart();
@@ -382,7 +382,7 @@ TEST_F(PrefixTiersTest, HalfAChainIsAMissAndTheNextPointIsTaken) {
 
 // What one tier lacks another one has, and the nearer gets it.
 TEST_F(PrefixTiersTest, TiersCompleteEachOther) {
-  const auto shared = std::make_shared<MemoryStore>("shared", false, true);
+  const auto shared = std::make_shared<MemoryStore>("shared", true);
   tiers_ = {shared, disk_};
   Restart();
   const Ids first = Tokens(1300, 1);
@@ -702,7 +702,7 @@ TEST_F(PrefixTiersTest, ManyThreadsAndATierThatFails) {
   layers_ = HybridLayers();
   ram_bytes_ = size_t{1} << 20;
   pool_ = BlockPool::Create(size_t{12} << 20);
-  tiers_ = {std::make_shared<MemoryStore>("shared", false, true), disk_};
+  tiers_ = {std::make_shared<MemoryStore>("shared", true), disk_};
   std::atomic<uint32_t> count = 0;
   disk_->set_lose([&](const ObjectKey&) { return count++ % 19 == 0; });
   disk_->set_change([&](const ObjectKey&, AlignedBuffer<uint8_t>& bytes) {

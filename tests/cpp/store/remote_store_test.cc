@@ -123,7 +123,6 @@ TEST_P(SignedOrNot, WhatIsPutIsLoaded) {
   EXPECT_EQ(stats.hits, 9u);
   EXPECT_EQ(stats.misses, 9u);
   EXPECT_EQ(stats.damaged + stats.failed_writes, 0u);
-  EXPECT_TRUE(f.store->blocks());
   EXPECT_EQ(f.store->tier(), "remote");
 }
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from gemmakv.errors import ArgumentError, CorruptFile, unexpected
+from gemmakv.errors import ArgumentError, CorruptFile, unexpected, within
 
 
 def test_an_argument_error_says_its_parts() -> None:
@@ -53,3 +53,14 @@ def test_a_value_that_cannot_be_pickled_becomes_text() -> None:
     assert str(twin) == str(error)
     assert isinstance(twin.found, str)
     assert twin.found.startswith("<unlocked _thread.lock")
+
+
+def test_within_names_the_whole() -> None:
+    inner = ArgumentError("role", "one of a, b", "c")
+    error = within("messages[2].", inner)
+    assert isinstance(error, ArgumentError)
+    assert str(error) == f"messages[2].{inner}"
+    assert error.argument == "messages[2].role"
+    assert (error.expected, error.found) == ("one of a, b", "c")
+    other = within("messages[2].", ValueError("role: no"))
+    assert type(other) is ValueError and str(other) == "messages[2].role: no"

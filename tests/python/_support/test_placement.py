@@ -74,12 +74,12 @@ def test_lists_of_processors(ids: list[int], text: str) -> None:
         (8, 1, None, ()),
         (4, 2, None, ()),
         (4, 2, 8.0, ()),
-        (9, 1, None, ("threads is 9", "at most 8")),
-        (5, 2, None, ("threads is 5", "2 workers", "at most 4")),
-        (3, 3, None, ("threads is 3", "3 workers", "at most 2")),
+        (9, 1, None, ("found 9 with", "at most 8")),
+        (5, 2, None, ("found 5 with", "2 workers", "at most 4")),
+        (3, 3, None, ("found 3 with", "3 workers", "at most 2")),
         (1, 9, None, ("9 workers", "at most 8")),
-        (4, 1, 2.5, ("threads is 4", "at most 3", "control groups", "2.5")),
-        (2, 2, 3.0, ("threads is 2", "2 workers", "at most 1", "3 proc")),
+        (4, 1, 2.5, ("found 4 with", "at most 3", "control groups", "2.5")),
+        (2, 2, 3.0, ("found 2 with", "2 workers", "at most 1", "3 proc")),
     ],
 )
 def test_more_threads_than_processors(

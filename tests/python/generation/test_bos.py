@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from gemmakv import Gemma, create_kv_cache
-from gemmakv.tokenizers._tokenizer import with_bos
 
 
 @pytest.mark.parametrize(
@@ -24,12 +22,6 @@ def test_one_rule_of_bos(tiny: Gemma, text: str, special: bool) -> None:
     cache = create_kv_cache(tiny)
     tiny.generate(cache, text, parse_special=special, max_tokens=0)
     assert cache.tokens.tolist() == expected
-    by_text = tiny.score(text, ["c", "d"], parse_special=special)
-    assert np.array_equal(by_text, tiny.score(expected, ["c", "d"]))
-    if text:
-        vectors = tiny.embed([text], pooling="mean", parse_special=special)
-        same = tiny.embed([expected], pooling="mean")
-        assert np.array_equal(vectors, same)
 
 
 def test_a_conversation_goes_on_without_another(tiny: Gemma) -> None:
@@ -41,11 +33,6 @@ def test_a_conversation_goes_on_without_another(tiny: Gemma) -> None:
     bos = tiny.config.bos_id
     assert cache.tokens.tolist().count(bos) == 2  # what the text spells, stays
     assert len(cache) == 3 * before - 1
-
-
-def test_a_model_without_bos_has_none() -> None:
-    assert with_bos([5, 6], -1) == [5, 6]
-    assert with_bos([], 2) == [2]
 
 
 def test_a_tokenizer_knows_its_ends(tiny: Gemma) -> None:

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 import gemmakv
-from gemmakv import Gemma, KVCache, create_kv_cache
+from gemmakv import Gemma, KVCache, Segment, create_kv_cache
+from gemmakv.chat._transcript import Encoder
 from gemmakv.generation._requests import requests_of
+from gemmakv.tokenizers._tokenizer import with_bos
 from support import family_models, tiny_gguf
 from support.ctrl_c import ctrl_c_when
 from support.family_models import FAMILIES
@@ -212,6 +214,35 @@ def test_a_prompt_that_spells_bos_has_one(tiny: Gemma) -> None:
     cache = create_kv_cache(tiny.config)
     tiny.generate(cache, "<bos>Hi", max_tokens=0)
     assert cache.tokens.tolist() == [BOS, *tiny.tokenizer.encode("<bos>Hi")]
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    "text", ["<bos>Hi", "Hi", "<bos>", "<bos><bos>", "<bos", "Hi<bos>"]
+)
+def test_one_rule_of_bos(tiny: Gemma, text: str, special: bool) -> None:
+    """Whoever turns a text into tokens for an empty conversation."""
+    tokenizer = tiny.tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode(text, special)
+    expected = ids if ids[0] == BOS else [BOS, *ids]
+    assert with_bos(ids, BOS) == expected
+    assert with_bos(ids, -1) == ids
+    cache = create_kv_cache(tiny.config)
+    tiny.prefill(cache, text, parse_special=special)
+    assert cache.tokens.tolist() == expected
+    options: Any = {"pooling": "mean", "parse_special": special}
+    assert np.array_equal(
+        tiny.embed([text], **options), tiny.embed([expected], pooling="mean")
+    )
+    assert np.array_equal(
+        tiny.score(text, ["a", "b"], parse_special=special),
+        tiny.score(expected, ["a", "b"]),
+    )
+    rendered = [Segment(part, id is not None) for part, id in (
+        tokenizer.split_special(text) if special else [(text, None)]
+    )]  # fmt: skip
+    assert Encoder(tokenizer, BOS).encode(rendered).tolist() == expected
 
 
 def test_bos_that_is_spelled_in_a_conversation_stays(tiny: Gemma) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv import GemmaKVError, Grammar
+from gemmakv import ArgumentError, GemmaKVError, Grammar
 from gemmakv.generation import _constraints, _trial
 from gemmakv.generation._requests import requests_of
 from gemmakv.generation._trial import Trials
@@ -218,6 +218,52 @@ def test_bad_sources() -> None:
     with pytest.raises(ValueError, match="expected a JSON schema"):
         Grammar.json_schema({"const": float("nan")})
     assert Grammar.json_schema({"const": "[[[[" * 50}).kind == "json_schema"
+
+
+BRACKETS_THAT_ARE_TEXT = [
+    Grammar.regex(r"\(" * 65),
+    Grammar.regex("[(]" * 65),
+    Grammar.regex("[](]" * 65),  # the first ] is a character
+    Grammar.regex("[^](]" * 65),
+    Grammar.regex(r"[\](]" * 65),
+    Grammar.regex("a]" * 65),
+    Grammar.regex("(a)" * 65),
+    Grammar.regex(r"(?x) \( " + r"[ \( ]" * 65),
+    Grammar.lark("start: " + '"(" ' * 65),
+    Grammar.lark("start: " + r'"\"(" ' * 65),
+    Grammar.lark("start: " + r"/\(\/[(]/ " * 65),
+    Grammar.lark("// " + "( " * 65 + '\nstart: "a"'),
+    Grammar.lark("# " + "( " * 65 + '\nstart: "a"'),
+    Grammar.lark("start: " + "<(> " * 65),
+    Grammar.lark('start: "' + r"\"(" * 20_000),  # a string without an end
+]
+
+
+def test_brackets_that_are_text_may_be_many() -> None:
+    """They are made where the module is loaded."""
+    for grammar in BRACKETS_THAT_ARE_TEXT:
+        assert grammar == Grammar(grammar.kind, grammar.text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("regex", "(" * 65 + "a" + ")" * 65),
+        ("regex", "[" * 65 + "a" + "]" * 65),
+        ("regex", "(]" * 65 + "a" + ")" * 65),
+        ("regex", r"(\)" * 65 + "a" + ")" * 65),
+        ("regex", "(?x)# [\n" + "(" * 65 + "a" + ")" * 65),
+        ("lark", "start: " + "(" * 65 + '"a"' + ")" * 65),
+        ("lark", "start: " + '("(" ' * 65 + ")" * 65),
+        ("lark", 'start: <"> ' + "(" * 65 + '"a"' + ")" * 65),
+        ("lark", "start: /" + "(" * 65 + "a" + ")" * 65 + "/"),
+        ("tools", 'start: %json {"a": ' + "[" * 65 + "]" * 65 + "}"),
+        ("json_schema", '{"enum": ' + "[" * 65 + "]" * 65 + "}"),
+    ],
+)
+def test_brackets_in_each_other(kind: str, text: str) -> None:
+    with pytest.raises(ArgumentError, match="most 64 brackets in each other"):
+        Grammar(kind, text)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,16 @@ def test_what_is_known_is_not_computed_again(
         )
 
 
+def test_a_short_prompt_is_known_the_second_time(model: Gemma) -> None:
+    """It took a third one."""
+    text = TEXT[:150]
+    first, second = usage(model, text, 40), usage(model, text, 40)
+    assert 66 < first.prompt_tokens < 256
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == second.prompt_tokens - 1
+    assert second.miss_reason is None
+
+
 def test_a_request_says_what_it_may_do(model: Gemma) -> None:
     def cached(mode: str) -> int:
         cache = create_kv_cache(model.config)

@@ -80,7 +80,7 @@ def test_numbers_of_guesses_that_are_none(
     say: 2**56 * 256 is 0."""
     target = target_of(
         pair, draft=gemmakv.Gemma.load(folder, packed_cache=False))
-    expected = f"guesses is {guesses}, expected 1..1024"
+    expected = f"guesses: expected 1..1024, found {guesses}"
     with pytest.raises(ValueError, match=expected):
         requests_of(target).engine.draft_logits(pair.tokens(), guesses)
 

@@ -646,7 +646,8 @@ def test_more_pinned_threads_than_processors(
     there = len(os.sched_getaffinity(0))
     asked = ("serve", "-m", talker_path, "--pin-threads", "--port", 0)
     result = cli(*asked, "--workers", 2, "--threads", there)
-    assert_fails(result, f"--threads is {there}", "--pin-threads", code=2)
+    words = ("--threads: expected", f"found {there} with", "--pin-threads")
+    assert_fails(result, *words, code=2)
     result = cli(*asked, "--workers", there + 1)
     assert_fails(
         result, "pin-threads", f"{there + 1} workers", f"most {there}", code=2
