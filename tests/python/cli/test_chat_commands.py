@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +25,7 @@ from gemmakv.cli.chat.chat import Chat, Defaults
 from gemmakv.cli.chat.completion import ChatCompleter
 from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.settings import SETTINGS, show
-from gemmakv.cli.chat.view import summary
+from gemmakv.cli.chat.view import PipeView, TerminalView, summary
 from gemmakv.cli.chat.wrap import WordWrap
 from gemmakv.conversations._chat import ChatStore
 from support.bad_files import assert_says
@@ -51,7 +53,15 @@ class FakeView:
     def show_turn(self, messages: list[tuple[str, str]]) -> None:
         self.shown.append(messages)
 
+    def show_messages(
+        self, name: str, messages: list[Any], whole: bool
+    ) -> None:
+        self.shown.append((name, messages, whole))
+
     def begin_reply(self) -> None:
+        pass
+
+    def reading(self, done: int, total: int) -> None:
         pass
 
     def piece(self, text: str) -> None:
@@ -116,6 +126,9 @@ def complete(chat: Chat, text: str) -> list[str]:
         ("set", "", [None, None]),
         ("tree", "", [None]),
         ("tree", " all ", ["all"]),
+        ("show", "", [None]),
+        ("show", "2", [2]),
+        ("show", "all", ["all"]),
     ],
 )
 def test_reading_arguments(name: str, tail: str, values: list[Any]) -> None:
@@ -126,7 +139,8 @@ def test_reading_arguments(name: str, tail: str, values: list[Any]) -> None:
     "name, tail",
     [("new", "a b"), ("switch", ""), ("undo", "-1"), ("undo", "1.5"),
      ("undo", "9" * 50), ("goto", ""), ("list", "x"), ("save", ""),
-     ("tree", "everything"), ("tree", "all of it")],
+     ("tree", "everything"), ("tree", "all of it"),
+     ("show", "much"), ("show", "1 all"), ("show", "-1")],
 )
 def test_errors_show_the_usage(name: str, tail: str) -> None:
     command = commands.find(name)
@@ -144,7 +158,7 @@ def test_lines_that_are_commands() -> None:
 
 def test_every_command_has_help_and_is_asked_for() -> None:
     wanted = ("new list switch fork undo goto rename delete restore save load "
-              "system set stats tree help exit")
+              "system set show stats tree help exit")
     assert list(commands.COMMANDS) == wanted.split()
     for command in commands.COMMANDS.values():
         assert command.help and len(command.help) < 72
@@ -306,6 +320,123 @@ def test_system_text(chat: Chat) -> None:
     assert chat.session().system is None and chat.session().turns == 1
 
 
+def test_a_view_is_told_how_much_was_read(
+    chat: Chat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(chat.view, "reading", lambda *read: told.append(read))
+    run(chat, "word " * 600)
+    assert told == sorted(told)
+    done, total = told[-1]
+    assert done == total > 600
+
+
+def test_show_gives_all_messages(chat: Chat) -> None:
+    commands.run(chat, "/show")
+    assert chat.view.shown.pop() == ("main", [], False)
+    with pytest.raises(ValueError, match="0 turns.* 1 "):
+        run(chat, "/show 1")
+    run(chat, "/system Be brief.", "one", "two", "/show")
+    _, shown, whole = chat.view.shown.pop()
+    assert [message for _, message in shown] == chat.session().messages
+    assert [turn for turn, _ in shown] == [0, 1, 1, 2, 2] and not whole
+    run(chat, "/show all")
+    assert chat.view.shown.pop() == ("main", shown, True)
+    run(chat, "/show 2")
+    assert chat.view.shown.pop() == ("main", shown[3:], True)
+    for turn in (0, 3):
+        with pytest.raises(ValueError, match="2 turns"):
+            run(chat, f"/show {turn}")
+
+
+def on_screen(
+    messages: list[tuple[int, gemmakv.Message]], whole: bool = False
+) -> str:
+    """What a terminal shows of messages."""
+    view, file = TerminalView(), io.StringIO()
+    view._console = Console(file=file, width=80, color_system=None)
+    view.show_messages("main", messages, whole)
+    return file.getvalue()
+
+
+def test_each_part_of_a_message_is_shown_as_what_it_is() -> None:
+    arguments = {"city": "Zürich"}
+    call = {"function": {"name": "weather", "arguments": arguments}}
+    say = gemmakv.Message
+    messages = [
+        (0, say("system", "Be brief.")),
+        (1, say("user", "one\ntwo \x1b[31m")),
+        (1, say("assistant", "", extra={"reasoning": "a\nb"},
+                tool_calls=[call])),
+        (1, say("tool", {"degrees": 7}, name="weather")),
+        (1, say("assistant", "Cold.", incomplete=True)),
+        (2, say("user", "three")),
+    ]  # fmt: skip
+    assert on_screen(messages) == (
+        "system: Be brief.\n"
+        "1> one\n  two ␛[31m\n"
+        "thought: a\n  b\n"
+        'call: weather {"city": "Zürich"}\n'
+        'tool weather: {"degrees": 7}\n'
+        "Cold.\n"
+        "note: cut short\n"
+        "\n"
+        "2> three\n"
+    )
+    assert on_screen([]) == "main: nothing said yet\n"
+
+
+def test_of_many_turns_the_first_and_last_are_shown() -> None:
+    messages = [(0, gemmakv.Message("system", "s"))]
+    for turn in range(1, 101):
+        messages += [(turn, gemmakv.Message("user", f"q{turn}")),
+                     (turn, gemmakv.Message("assistant", f"a{turn}"))]
+    ends = [*range(1, 9), *range(93, 101)]
+    text = on_screen(messages)
+    assert re.findall(r"> q(\d+)", text) == [str(n) for n in ends]
+    assert re.findall(r"^a(\d+)", text, re.M) == [str(n) for n in ends]
+    assert text.count("… 84 more turns; /show all shows them") == 1
+    assert "… " not in on_screen(messages[: 1 + 2 * 17])
+    assert "… 2 more turns;" in on_screen(messages[: 1 + 2 * 18])
+    whole = on_screen(messages, whole=True)
+    assert re.findall(r"> q(\d+)", whole) == [str(n) for n in range(1, 101)]
+    assert "… " not in whole
+
+
+def test_of_long_messages_the_beginning_is_shown() -> None:
+    text = "\n".join(f"line {n}" for n in range(1, 101))
+    messages = [(3, gemmakv.Message("user", text))]
+    shown = on_screen(messages)
+    assert "line 6\n  … /show 3 shows the rest\n" in shown
+    assert "line 7" not in shown
+    assert "line 100" in on_screen(messages, whole=True)
+
+
+def test_a_pipe_shows_messages_whole(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    messages = [
+        (number, gemmakv.Message("user", "ä" * 500 + "\nb"))
+        for number in range(1, 31)
+    ]
+    PipeView().show_messages("main", messages, False)
+    out, err = capfd.readouterr()
+    assert not out and err.splitlines() == [
+        line
+        for number in range(1, 31)
+        for line in (f"{number} user: " + "ä" * 500, "  b")
+    ]
+    PipeView(as_json=True).show_messages("main", messages, False)
+    out, err = capfd.readouterr()
+    assert not err and out.count("\n") == 1
+    document = json.loads(out)
+    assert document["session"] == "main"
+    assert document["messages"] == [
+        {"turn": turn, "role": "user", "content": message.content}
+        for turn, message in messages
+    ]
+
+
 @pytest.mark.parametrize(
     "key, text, value",
     [
@@ -376,7 +507,8 @@ def test_guesses_are_switched(chat: Chat) -> None:
     assert_says(caught.value, "speculate: ", "'off', 'lookup'", "'much'")
     commands.run(chat, "/set speculate default")
     assert "speculate" not in chat.session().options
-    assert "none" in chat.view.lines[-1]
+    # What the model does then, which is not nothing.
+    assert chat.view.lines[-1] == "speculate is lookup now"
     assert SETTINGS["speculate"].choices[:3] == ("off", "lookup", "draft")
 
 
@@ -387,6 +519,7 @@ def test_a_draft_may_guess_where_there_is_one(
         defaults = Defaults(options={"max_tokens": 4})
         chat = Chat(gemma, FakeView(), defaults, None)
         chat.open(None)
+        assert run(chat, "/set speculate").startswith("speculate is draft ")
         commands.run(chat, "/set speculate draft")
         reply(chat, "Hello")
         assert chat.session().options["speculate"] == "draft"

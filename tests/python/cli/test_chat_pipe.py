@@ -88,6 +88,30 @@ def test_commands_answer_on_stderr(run: Run) -> None:
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
+def test_what_was_said_is_shown(run: Run) -> None:
+    """On stderr, but to a program that reads JSON."""
+    text = b"one\n/show\ntwo\n/show 1\n"
+    result = run(text, "--system", "be brief")
+    first, second = result.stdout.decode().splitlines()
+    told = [line.split() for line in result.stderr.decode().splitlines()]
+    system = ["0", "system:", "be", "brief"]
+    turn = [["1", "user:", "one"], ["1", "assistant:", *first.split()]]
+    assert [" ".join(words) for words in told] == [
+        " ".join(words) for words in (system, *turn, *turn)
+    ]
+    lines = run(text, "--system", "be brief", "--json").stdout.splitlines()
+    reply, shown, _, of_turn = map(json.loads, lines)
+    assert shown == {
+        "session": "main",
+        "messages": [
+            {"turn": 0, "role": "system", "content": "be brief"},
+            {"turn": 1, "role": "user", "content": "one"},
+            {"turn": 1, "role": "assistant", "content": reply["text"]},
+        ],
+    }
+    assert of_turn["messages"] == shown["messages"][1:]
+
+
 def test_forks_go_their_own_ways(run: Run) -> None:
     direct = run(b"start\nleft\n").stdout.splitlines()
     forked = run(b"start\n/fork b\nright\n/switch main\nleft\n")

@@ -227,8 +227,9 @@ def wait(token_ids, logits):
     while not stopped:
         time.sleep(0.001)
 
-def hold(self, text):
-    return stream(self, text, logits_processor=None if stopped else wait)
+def hold(self, text, **options):
+    processor = None if stopped else wait
+    return stream(self, text, logits_processor=processor, **options)
 
 Stream.cancel, Session.stream = note, hold
 """
@@ -247,6 +248,32 @@ def test_ctrl_c_while_reading_takes_the_message_back(start: Start) -> None:
     screen.wait_for("0 turns ·")
     say(screen, "hello")
     screen.wait_for("1 turn ·")
+
+
+def test_a_long_reading_shows_how_far_it_is(
+    start: Start, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    gate = tmp_path_factory.mktemp("reading") / "gate"
+    gate.touch()
+    wait = (
+        "import os, time\n"
+        "from gemmakv.chat._session import Session\n"
+        "stream = Session.stream\n"
+        "def hold(self, text, prompt_progress, **options):\n"
+        "    prompt_progress(3072, 9000)\n"
+        f"    while os.path.exists({str(gate)!r}):\n"
+        "        time.sleep(0.001)\n"  # the test opens it soon
+        "    return stream(self, text, **options)\n"
+        "Session.stream = hold\n"
+    )
+    screen = start(before=wait)
+    screen.wait_for_prompt("main")
+    screen.line("tell me everything")
+    screen.wait_for("reading 3,072 of 9,000 tokens")
+    gate.unlink()
+    screen.wait_for("tokens/s")
+    screen.wait_for_prompt("main")
+    assert "reading" not in screen.text
 
 
 def test_ctrl_c_at_the_prompt(start: Start) -> None:
@@ -371,10 +398,10 @@ def test_a_terminal_that_goes_before_a_reply_begins(
         "def note(self, *arguments):\n"
         "    end(self, *arguments)\n"
         "    ended.append(True)\n"
-        "def hold(self, text):\n"
+        "def hold(self, text, **options):\n"
         "    while not ended:\n"
         "        time.sleep(0.001)\n"  # the terminal goes soon
-        "    return stream(self, text)\n"
+        "    return stream(self, text, **options)\n"
         "Terminal._end, Session.stream = note, hold\n"
     )
     screen = start(before=wait)
@@ -592,6 +619,33 @@ def test_bad_commands_say_what_to_do(start: Start) -> None:
         screen.wait_for(answer)
         screen.wait_for_prompt("main")
     assert "Traceback" not in screen.text
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_emoji_that_some_terminals_draw_as_one(
+    start: Start, joins: bool
+) -> None:
+    """What follows them, and the prompt itself, was shown elsewhere."""
+    emoji = ["👨‍👩‍👧", "🇩🇪", "👍🏽", "❤️", "🏴‍☠️", "👩🏽‍🚀"]
+    text = f"one {' '.join(emoji)} two"
+    screen = start(joins=joins)
+    screen.wait_for_prompt("main")
+    screen.type(text)
+    shown = "main> one 👨👩👧 DE 👍 ❤ 🏴☠ 👩🚀"
+    screen.wait_until(lambda: screen.prompt == f"{shown} two", "all")
+    screen.type("\x1b[D" * 4 + "!")  # behind the astronaut
+    screen.wait_until(lambda: screen.prompt == f"{shown}! two", "a letter")
+    screen.type("\x15")  # Ctrl-U, to the beginning of the line
+    screen.wait_until(lambda: screen.prompt == "main>  two", "the end of it")
+    screen.type("\x0b")
+    screen.wait_for_prompt("main")
+    screen.type(text)
+    screen.wait_until(lambda: screen.prompt == f"{shown} two", "all")
+    screen.type(ENTER)
+    screen.wait_for("tokens/s")
+    screen.wait_for_prompt("main")
+    screen.line("/show")
+    screen.wait_until(lambda: text.encode() in screen.raw, "the whole message")
 
 
 def test_words_are_not_broken(start: Start) -> None:

@@ -21,6 +21,9 @@ from support.waits import wait_until
 
 ENTER, TAB, ESCAPE = "\r", "\t", "\x1b"
 CTRL_C, CTRL_D, UP, DOWN = "\x03", "\x04", "\x1b[A", "\x1b[B"
+JOINER, WIDE = "\u200d", "\ufe0f"  # joins two emoji; makes one of a letter
+JOINING = (JOINER, WIDE, *map(chr, range(0x1F3FB, 0x1F400)))  # skin tones
+FLAG_LETTERS = tuple(map(chr, range(0x1F1E6, 0x1F200)))
 WAIT_S = 120  # far above what anything needs
 
 
@@ -28,9 +31,43 @@ class Ended(Exception):
     """The program has left the terminal."""
 
 
+class _Letters(pyte.Screen):
+    """Draws each letter by itself, and nothing of those without a width."""
+
+    def draw(self, data: str) -> None:
+        for letter in data:
+            super().draw(letter)
+
+
+class _Pictures(_Letters):
+    """Draws an emoji of several letters as one picture, as wide as its first
+    letter or as two.
+    """
+
+    _before = ("", -1, -1)  # the last letter, and where the cursor was then
+
+    def draw(self, data: str) -> None:
+        for letter in data:
+            last, *place = self._before
+            if place != [self.cursor.y, self.cursor.x]:
+                last = ""
+            flag = last in FLAG_LETTERS and letter in FLAG_LETTERS
+            if not last or not (flag or last == JOINER or letter in JOINING):
+                super().draw(letter)
+            elif letter == WIDE and self._is_narrow():
+                super().draw(" ")
+            # A third letter of flags begins another one.
+            last = " " if flag else letter
+            self._before = last, self.cursor.y, self.cursor.x
+
+    def _is_narrow(self) -> bool:
+        """Whether the letter before the cursor has one column."""
+        return bool(self.buffer[self.cursor.y][self.cursor.x - 1].data)
+
+
 class Screen:
     """A program on a terminal of its own: a fork, but a new process of Python
-    where `new` asks for that.
+    where `new` asks for that. With `joins`, it draws pictures of emoji.
     """
 
     def __init__(
@@ -40,9 +77,10 @@ class Screen:
         rows: int = 40,
         new: bool = False,
         before: str = "",
+        joins: bool = False,
         **env: str,
     ) -> None:
-        self._screen = pyte.Screen(columns, rows)
+        self._screen = (_Pictures if joins else _Letters)(columns, rows)
         self._screen.write_process_input = self.type
         self._stream = pyte.ByteStream(self._screen)
         self.raw = b""

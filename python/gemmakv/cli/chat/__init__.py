@@ -9,7 +9,7 @@
     settings.py   what /set knows              reply.py       one reply
     book.py       names and ancestry           view.py        how things look
     keyboard.py   keys between prompts         paste.py      pastes as keys
-    history.py    what was typed before
+    history.py    what was typed before        emoji.py      in parts
     table.py      counts, texts, columns       wrap.py        breaks lines
 
 Where sessions are kept is `gemmakv.conversations`.

@@ -1,4 +1,4 @@
-"""What commands take: how an argument is written, read and completed."""
+"""The arguments of commands: how one is written, read and completed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import enum
 
 
 class Kind(enum.Enum):
-    """What an argument means; completion goes by it. Usage lines name it."""
+    """A meaning of an argument; completion goes by it. Usage lines name it."""
 
     COMMAND = "COMMAND"
     SESSION = "SESSION"  # one that exists
@@ -19,6 +19,7 @@ class Kind(enum.Enum):
     SETTING = "KEY"
     VALUE = "VALUE"  # of the setting before it
     ALL = "all"  # this word
+    TURN_OR_ALL = "TURN|all"
 
 
 # These take the rest of the line, spaces and newlines included.
@@ -41,12 +42,14 @@ class Argument:
 
     def read(self, text: str) -> str | int:
         """The value of what was typed; ValueError says what it may be."""
-        if self.kind in (Kind.COUNT, Kind.TURN):
+        if self.kind is Kind.TURN_OR_ALL and text == Kind.ALL.value:
+            return text
+        if self.kind in (Kind.COUNT, Kind.TURN, Kind.TURN_OR_ALL):
             if text.isdecimal() and len(text) < 10:
                 return int(text)
             raise ValueError(
-                f"{self.kind.value} is a whole number (0, 1, 2, ...), found "
-                f"{text!r}"
+                f"{self.kind.value.partition('|')[0]} is a whole number (0, "
+                f"1, 2, ...), found {text!r}"
             )
         if self.kind is Kind.ALL and text != self.kind.value:
             raise ValueError(f"expected all or nothing, found {text!r}")

@@ -418,7 +418,8 @@ class Chat:
             return session.overflow
         if setting.name == "think":
             return session.think
-        return session.options.get(setting.name, setting.default)
+        default = setting.default_for(self.gemma)
+        return session.options.get(setting.name, default)
 
     def apply_setting(
         self, session: Session, setting: Setting, value: object

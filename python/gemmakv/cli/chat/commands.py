@@ -120,6 +120,11 @@ _TABLE = (
         actions.set_option,
     ),
     Command(
+        "show [TURN|all]",
+        "what was said (of much: the first and last turns, or all)",
+        reports.show,
+    ),
+    Command(
         "stats", "tokens, KV bytes, last fork, prefill saved", reports.stats
     ),
     Command(
@@ -135,12 +140,12 @@ _ALIASES = {"quit": "exit", "q": "exit", "?": "help"}
 
 
 def is_command(text: str) -> bool:
-    """Whether a line is a command: it begins with one slash."""
+    """Tells whether a line is a command: it begins with one slash."""
     return text.startswith("/") and not text.startswith("//")
 
 
 def message_of(text: str) -> str:
-    """What a line that is no command says: // stands for a leading slash."""
+    """Returns what a line says as a message: // stands for a leading slash."""
     return text[1:] if text.startswith("//") else text
 
 

@@ -1,4 +1,4 @@
-"""What Tab offers: commands, session names, settings, values and paths."""
+"""The words that Tab offers: commands, names, settings, values and paths."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from prompt_toolkit.document import Document
 from gemmakv.cli.chat import commands
 from gemmakv.cli.chat.arguments import Kind
 from gemmakv.cli.chat.chat import Chat
+from gemmakv.cli.chat.emoji import separate
 from gemmakv.cli.chat.settings import DEFAULT_WORD, SETTINGS, show
 from gemmakv.cli.chat.table import preview
 
@@ -66,8 +67,8 @@ class ChatCompleter(Completer):
         elif kind is Kind.SESSION:
             for entry in self._chat.book.entries:
                 yield entry.name, preview(entry.record.last_text)
-        elif kind is Kind.ALL:
-            yield kind.value, "none left out"
+        elif kind in (Kind.ALL, Kind.TURN_OR_ALL):
+            yield Kind.ALL.value, "none left out"
         elif kind is Kind.SETTING:
             session = self._chat.session()
             for setting in SETTINGS.values():
@@ -78,7 +79,8 @@ class ChatCompleter(Completer):
             if named is not None:
                 for choice in named.choices:
                     yield choice, named.help
-                yield DEFAULT_WORD, show(named.default)
+                default = named.default_for(self._chat.gemma)
+                yield DEFAULT_WORD, show(default)
 
 
 def _all_commands() -> _Choices:
@@ -92,6 +94,6 @@ def _offer(typed: str, choices: _Choices) -> Iterator[Completion]:
             yield Completion(
                 word,
                 start_position=-len(typed),
-                display=word.strip(),
-                display_meta=meaning,
+                display=separate(word.strip()),
+                display_meta=separate(meaning),
             )

@@ -1,4 +1,4 @@
-"""What was typed before, kept in a file for later starts."""
+"""The lines typed before, kept in a file for later starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gemmakv.cli import describe
 
 
 class TypedHistory:
-    """In a file if `path` is one that can be used, else in memory.
+    """Keeps lines in a file if `path` is one that can be used, else in memory.
 
     What cannot be written to the file is remembered until the chat ends.
     """

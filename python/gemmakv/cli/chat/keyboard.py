@@ -1,4 +1,4 @@
-"""What is typed while no prompt reads it: it waits in the next one, unsent."""
+"""The keys that no prompt reads: they wait in the next one, unsent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import select
 import signal
 import termios
 import threading
+import tty
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from types import FrameType
+from typing import Any
 
 from prompt_toolkit.input import Input
 from prompt_toolkit.input.typeahead import (
@@ -18,7 +19,7 @@ from prompt_toolkit.input.typeahead import (
     get_typeahead,
     store_typeahead,
 )
-from prompt_toolkit.input.vt100 import Vt100Input, raw_mode
+from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
@@ -37,14 +38,6 @@ _ENTER = (Keys.ControlM, Keys.ControlJ)
 _NEW_LINE = KeyPress(Keys.BracketedPaste, "\n")
 
 
-class _Silent(raw_mode):
-    """Keys are not shown and come at once; those of signals stay signals."""
-
-    @classmethod
-    def _patch_lflag(cls, attrs: int) -> int:
-        return attrs & ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
-
-
 class Keyboard:
     """The keys of a terminal between prompts, within `silent`."""
 
@@ -59,13 +52,23 @@ class Keyboard:
             callback = input.vt100_parser.feed_key_callback
             input.vt100_parser = PasteParser(callback)
 
-    def silent(self) -> AbstractContextManager[None]:
-        """What is typed between prompts is not shown, at no moment."""
-        return _Silent(self._input.fileno())
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """Shows nothing of what is typed between prompts, at no moment.
+
+        The end of the body makes the terminal what it was.
+        """
+        terminal = self._input.fileno()
+        before = _mode(terminal)
+        _silence(terminal)
+        try:
+            yield
+        finally:
+            _set_mode(terminal, before)
 
     @contextlib.contextmanager
-    def kept(self, on_resume: Callable[[], None]) -> Iterator[None]:
-        """While the body runs, keys are read and kept for the next prompt.
+    def keep(self, on_resume: Callable[[], None]) -> Iterator[None]:
+        """Reads keys while the body runs, and keeps them for the next prompt.
 
         Enter is a line break there: nothing is sent or run that was not seen.
         `on_resume` is called when the program goes on after Ctrl-Z.
@@ -81,7 +84,7 @@ class Keyboard:
             store_typeahead(self._input, _draft(self._keys))
 
     def confirm(self, question: str) -> bool:
-        """Asks within `kept`; what was typed before is no answer."""
+        """Asks within `keep`; what was typed before is no answer."""
         self._open.close()
         try:
             return confirm(printable(question), " (y/n) ")
@@ -127,7 +130,7 @@ class Keyboard:
         reader.start()
 
     def _enter(self) -> None:
-        self.silent().__enter__()
+        _silence(self._input.fileno())
         self._control(_PASTES_APART)
 
     def _control(self, sequence: bytes) -> None:
@@ -148,13 +151,40 @@ class Keyboard:
         self._on_resume()
 
     def _read(self, stop: int) -> None:
-        """Takes keys in, so that Ctrl-C comes through behind any number."""
+        """Takes keys in, so that Ctrl-C comes through after any number."""
         keyboard = self._input.fileno()
         while not self._input.closed:
             if stop in select.select([keyboard, stop], [], [])[0]:
                 return
             with self._reading:
                 self._keys += self._input.read_keys()
+
+
+def _silence(terminal: int) -> None:
+    """Has a terminal show no keys, and give each at once and as it was pressed;
+    those that mean signals still do.
+    """
+    if mode := _mode(terminal):
+        mode[tty.IFLAG] &= ~(termios.IXON | termios.IXOFF)
+        mode[tty.IFLAG] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
+        mode[tty.LFLAG] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
+        mode[tty.CC][termios.VMIN] = 1
+        _set_mode(terminal, mode)
+
+
+def _mode(terminal: int) -> list[Any]:
+    """Reads the attributes of a terminal; there are none of one that went."""
+    try:
+        return termios.tcgetattr(terminal)
+    except termios.error:
+        return []
+
+
+def _set_mode(terminal: int, mode: list[Any]) -> None:
+    """Sets the attributes of a terminal if there are any, and it is there."""
+    with contextlib.suppress(termios.error):
+        if mode:
+            termios.tcsetattr(terminal, termios.TCSANOW, mode)
 
 
 @contextlib.contextmanager

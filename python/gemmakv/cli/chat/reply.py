@@ -45,7 +45,7 @@ def reply(
 
     def start(session: Session) -> ChatStream:
         nonlocal stream
-        stream = session.stream(text)
+        stream = session.stream(text, prompt_progress=chat.view.reading)
         if stopped:
             stream.cancel()
         return stream

@@ -67,6 +67,25 @@ def list_sessions(chat: Chat) -> None:
     chat.view.show(Padding(grid, (0, 0, 0, 1), expand=False))
 
 
+def show(chat: Chat, what: str | int | None) -> None:
+    """Shows the messages of the current session, or of one of its turns."""
+    entry = chat.book.current
+    session = chat.session(entry)
+    turn, messages = 0, []
+    for message in session.messages:
+        turn += message.role == "user"
+        messages.append((turn, message))
+    if isinstance(what, int):
+        if not 0 < what <= session.turns:
+            raise ValueError(
+                f"{entry.name} has {count(session.turns, 'turn')}, so there is "
+                f"no turn {what} to show"
+            )
+        messages = [one for one in messages if one[0] == what]
+    with chat.view.stoppable():
+        chat.view.show_messages(entry.name, messages, what is not None)
+
+
 def stats(chat: Chat) -> None:
     entry = chat.book.current
     session = chat.session(entry)
@@ -102,7 +121,7 @@ def _sum(chat: Chat) -> str:
 
 
 def _last_turn(last: Turn | None) -> list[tuple[str, str]]:
-    """Where its beginning came from, in lines of 40 columns."""
+    """Tells where its beginning came from, in lines of 40 columns."""
     if last is None:
         return []
     usage = last.usage
@@ -119,8 +138,9 @@ def _last_turn(last: Turn | None) -> list[tuple[str, str]]:
 
 
 def tree(chat: Chat, whole: str | None) -> None:
-    """What would begin too far to the right is a tree of its own below. Of
-    many siblings the middle is left out, unless it is to be `whole`.
+    """Shows the sessions and their forks; of many siblings without the middle,
+    unless it is to be `whole`. What would begin too far to the right is a tree
+    of its own below.
     """
     room = chat.view.width - 2 - _LEAST_LABEL
     levels = max(room // _GUIDE, _LEAST_LEVELS)

@@ -1,14 +1,19 @@
-"""What `/set` knows: names, meanings and how a value is typed."""
+"""The settings of `/set`: names, meanings and how a value is typed."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from gemmakv.chat._session_file import OVERFLOWS
 from gemmakv.generation._option_kinds import Choice, Flag, Seed
+from gemmakv.generation._requests import requests_of
 from gemmakv.options import GenerationOptions, Option
+
+if TYPE_CHECKING:
+    from gemmakv.chat._gemma import Gemma
 
 DEFAULT_WORD = "default"
 
@@ -23,6 +28,14 @@ class Setting:
     default: object
     choices: tuple[str, ...] = ()
 
+    def default_for(self, gemma: Gemma) -> object:
+        """Returns what holds where nothing is set: guesses are made as the
+        model was loaded to make them.
+        """
+        if self.name == "speculate":
+            return requests_of(gemma).speculate
+        return self.default
+
     def read(self, text: str) -> object:
         """The value that `text` stands for, None for the default; ValueError
         says what it may be.
@@ -32,9 +45,10 @@ class Setting:
         try:
             return self.parse(self.name, text)
         except ValueError as error:
+            back = f"goes back to {show(self.default)}"
             raise ValueError(
-                f"{error}; /set {self.name} {DEFAULT_WORD} goes back to "
-                f"{show(self.default)}"
+                f"{error}; /set {self.name} {DEFAULT_WORD} "
+                f"{'unsets it' if self.default is None else back}"
             ) from None
 
 

@@ -1,4 +1,4 @@
-"""How counts, texts and tables are put: plain words, no markup of the text."""
+"""The form of counts, texts and tables: plain words, no markup of the text."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def quoted(text: str) -> str:
 
 
 def ago(when: float) -> str:
-    """How long ago a time since the epoch was."""
+    """Tells how long ago a time since the epoch was."""
     seconds = max(0, int(time.time() - when))
     for size, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= size:

@@ -25,6 +25,7 @@ from gemmakv.cli.chat import commands, table
 from gemmakv.cli.chat.actions import Leave
 from gemmakv.cli.chat.chat import Chat
 from gemmakv.cli.chat.completion import ChatCompleter
+from gemmakv.cli.chat.emoji import SeparateEmoji, separate
 from gemmakv.cli.chat.history import TypedHistory
 from gemmakv.cli.chat.keyboard import Keyboard
 from gemmakv.cli.chat.reply import reply
@@ -62,6 +63,7 @@ class Terminal:
             completer=self._completer,
             complete_while_typing=Condition(self._is_command),
             history=self._typed.history,
+            input_processors=[SeparateEmoji()],
             key_bindings=self._bindings(),
             bottom_toolbar=self._toolbar,
             enable_suspend=True,
@@ -76,7 +78,7 @@ class Terminal:
         view.keyboard = self._keyboard
 
     def run(self) -> int:
-        """Until the person leaves; the exit code."""
+        """Runs until the person leaves; returns the exit code."""
         with contextlib.ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -101,7 +103,7 @@ class Terminal:
                 self._busy = True
                 if self._ended_by:  # until now it stopped nothing
                     return
-                with self._keyboard.kept(self._view.resume):
+                with self._keyboard.keep(self._view.resume):
                     self._run_line(text)
             except KeyboardInterrupt:
                 self._view.error("interrupted")
@@ -121,7 +123,7 @@ class Terminal:
             app.loop.call_soon_threadsafe(self._leave_if_ended)
 
     def _leave_if_ended(self) -> None:
-        """In a prompt; what is typed there can be had again by the Up key."""
+        """Ends a prompt; the Up key brings back what is typed there."""
         app = get_app_or_none()
         if self._ended_by and app is not None and not app.is_done:
             self._prompt.default_buffer.append_to_history()
@@ -159,7 +161,8 @@ class Terminal:
         self._keyboard.drop()
 
     def _message(self) -> StyleAndTextTuples:
-        return [("class:name", self._chat.book.current.name), ("", "> ")]
+        name = separate(self._chat.book.current.name)
+        return [("class:name", name), ("", "> ")]
 
     def _continuation(
         self, width: int, line_number: int, is_soft_wrap: int

@@ -1,4 +1,4 @@
-"""How a chat looks: on a terminal with colours, on a pipe as bare lines."""
+"""The looks of a chat: on a terminal with colours, on a pipe as bare lines."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import shutil
 import signal
 import sys
 from contextlib import AbstractContextManager
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
+from rich.status import Status
 from rich.text import Text
 
 from gemmakv._support.interrupts import handled
@@ -21,16 +23,19 @@ from gemmakv.cli.chat.table import count, printable, quoted
 from gemmakv.cli.chat.wrap import WordWrap
 
 if TYPE_CHECKING:
+    from gemmakv.chat._messages import Message
     from gemmakv.cli.chat.keyboard import Keyboard
     from gemmakv.generation._result import Generation
 
-_SHOWN_LINES = 6
+_SHOWN_LINES, _SHOWN_TURNS = 6, 8
+# How messages begin on a screen, and their looks; the others are dim.
+_MARKS = {"user": ("", "cyan"), "assistant": ("", ""), "call": ("call: ", "")}
 _DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
 _NO_CURSOR = b"\x1b[?25l"
 
 
 class View:
-    """Where replies, answers of commands and errors go.
+    """The place for replies, answers of commands and errors.
 
     What a view does not show, it passes over. `notes` are told after the
     first reply.
@@ -48,7 +53,7 @@ class View:
         """An answer of a command, one line."""
 
     def error(self, line: str) -> None:
-        """What went wrong and what to do next, one line."""
+        """Shows what went wrong and what to do next, one line."""
 
     def show(self, renderable: RenderableType) -> None:
         """A table or a tree."""
@@ -59,8 +64,18 @@ class View:
     def show_turn(self, messages: list[tuple[str, str]]) -> None:
         """A reminder of (role, content) pairs said before."""
 
+    def show_messages(
+        self, name: str, messages: list[tuple[int, Message]], whole: bool
+    ) -> None:
+        """Shows messages of the session `name`, each with the number of its
+        turn; of many, and of long ones, parts unless it is to be `whole`.
+        """
+
     def begin_reply(self) -> None:
-        """Between this and `end_reply` or `drop_reply` come the pieces."""
+        """Begins a reply; pieces come until `end_reply` or `drop_reply`."""
+
+    def reading(self, done: int, total: int) -> None:
+        """Tells how many tokens were read of those that the reply needs."""
 
     def piece(self, text: str) -> None:
         """The next text of the reply."""
@@ -79,7 +94,7 @@ class View:
         return contextlib.nullcontext()
 
     def confirm(self, question: str) -> bool:
-        """Whether the person says yes; yes where there is nobody to ask."""
+        """Asks whether to go on; yes where there is nobody to ask."""
         del question
         return True
 
@@ -90,7 +105,7 @@ class TerminalView(View):
     def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=False)
         self.notes = console.Notes(lambda line: self.say(f"note: {line}"))
-        self._waiting: contextlib.ExitStack | None = None
+        self._waiting: Status | None = None
         self._wrap: WordWrap | None = None
         self._thinks = False  # what was written last is a thought
         self.keyboard: Keyboard | None = None
@@ -104,7 +119,7 @@ class TerminalView(View):
         self._console.print(Text(printable(line), style="red"))
 
     def _begin_line(self) -> None:
-        """Below the part of a reply that is there."""
+        """Goes below the part of a reply that is there."""
         if self._wrap is not None:
             self._wrap.end()
 
@@ -128,18 +143,48 @@ class TerminalView(View):
             else:
                 self._console.print(Text(text, style="dim"))
 
+    def show_messages(
+        self, name: str, messages: list[tuple[int, Message]], whole: bool
+    ) -> None:
+        if not messages:
+            self.say(f"{name}: nothing said yet")
+        turns = sorted({turn for turn, _ in messages if turn})
+        left_out = turns[_SHOWN_TURNS : -_SHOWN_TURNS]
+        if whole or len(left_out) < 2:  # a line for one saves none
+            left_out = []
+        for turn, message in messages:
+            if turn in left_out:
+                if message.role == "user" and turn == left_out[0]:
+                    more = count(len(left_out), "more turn")
+                    self.say(f"… {more}; /show all shows them")
+                continue
+            if message.role == "user" and turn > 1:
+                self._console.print()
+            for kind, text in texts_of(message):
+                lines = printable(text).splitlines()
+                if not whole and len(lines) > _SHOWN_LINES:
+                    more = f"… /show {turn or 'all'} shows the rest"
+                    lines = [*lines[:_SHOWN_LINES], more]
+                mark, style = _MARKS.get(kind, (f"{kind}: ", "dim"))
+                mark = f"{turn}> " if kind == "user" else mark
+                told = "\n".join(lines)
+                told = mark + indent(told, "  ").lstrip() if mark else told
+                self._console.print(Text(told, style=style))
+
     def begin_reply(self) -> None:
-        self._waiting = contextlib.ExitStack()
-        self._waiting.enter_context(
-            self._console.status("reading", spinner="dots")
-        )
+        self._waiting = self._console.status("reading", spinner="dots")
+        self._waiting.start()
         self._wrap = WordWrap(console.write, self._columns)
 
     def _columns(self) -> int:
-        """Where replies are wrapped."""
+        """Returns the width at which replies are wrapped."""
         if self._console.is_dumb_terminal:  # what is there stays there
             return sys.maxsize
         return shutil.get_terminal_size().columns
+
+    def reading(self, done: int, total: int) -> None:
+        if self._waiting is not None and done < total:  # it takes some steps
+            self._waiting.update(f"reading {done:,} of {total:,} tokens")
 
     def piece(self, text: str) -> None:
         if text and self._wrap is not None:
@@ -191,14 +236,15 @@ class TerminalView(View):
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
-            self._waiting.close()
+            self._waiting.stop()
             self._waiting = None
 
 
 class PipeView(View):
     """Stdout holds one line for each reply, and nothing else ever.
 
-    With `as_json`, that line is a JSON object. Everything else is on stderr.
+    With `as_json`, that line is a JSON object, and so is the line that tells
+    all messages that are to be shown. Everything else is on stderr.
     """
 
     def __init__(self, as_json: bool = False) -> None:
@@ -224,6 +270,18 @@ class PipeView(View):
         for role, content in messages:
             self._console.print(Text(f"{role}: {quoted(content)}"))
 
+    def show_messages(
+        self, name: str, messages: list[tuple[int, Message]], whole: bool
+    ) -> None:
+        if self._as_json:
+            told = [{"turn": turn, **one.to_dict()} for turn, one in messages]
+            document = {"session": name, "messages": told}
+            console.write(json.dumps(document, ensure_ascii=False) + "\n")
+            return
+        for turn, message in messages:
+            for kind, text in texts_of(message):
+                self.say(f"{turn} {kind}: {indent(text, '  ').lstrip()}")
+
     def end_reply(self, name: str, generation: Generation) -> None:
         if self._as_json:
             line = json.dumps(_document(name, generation), ensure_ascii=False)
@@ -231,6 +289,23 @@ class PipeView(View):
             line = " ".join(printable(generation.text).split())
         console.write(line + "\n")
         self.notes.tell()
+
+
+def texts_of(message: Message) -> list[tuple[str, str]]:
+    """The texts of a message, each after what it is: the role, or a part of
+    what an assistant says.
+    """
+    texts = [("thought", message.reasoning)] if message.reasoning else []
+    if message.text:
+        name = f" {message.name}" if message.name else ""
+        texts.append((f"{message.role}{name}", message.text))
+    for call in message.tool_calls:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        texts.append(("call", f"{function['name']} {arguments}"))
+    if message.incomplete:
+        texts.append(("note", "cut short"))
+    return texts
 
 
 def summary(generation: Generation) -> str:

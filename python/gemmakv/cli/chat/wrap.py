@@ -12,9 +12,10 @@ _TAB = "    "
 class WordWrap:
     """Writes text as it comes; a word that does not fit moves to a new line.
 
-    The word is on the screen while it grows: when it meets the edge, it is
-    erased there and written again below. Words longer than a line are cut by
-    the terminal itself. `columns` gives the width of the terminal now; what
+    The word is on the screen while it grows: when it meets the edge, its line
+    is written again without it, and the word below; how wide the terminal
+    draws it does not matter. Words longer than a line are cut by the terminal
+    itself. `columns` gives the width of the terminal now; what
     no longer fits is taken to be wrapped by the terminal, as most do.
     """
 
@@ -68,7 +69,7 @@ class WordWrap:
                 self._writing = self._stale = False
 
     def _place(self, character: str) -> str:
-        """What to write for one character."""
+        """Returns what to write for one character."""
         if character == "\n":
             self._line = ""
             return "\n"
@@ -79,9 +80,9 @@ class WordWrap:
             if cell_len(self._line) <= self._width:
                 self._line += character
             return ""
-        word = self._line.rpartition(" ")[2]
+        before, space, word = self._line.rpartition(" ")
         if not word or cell_len(word + character) > self._width:
             self._line = character
             return "\n" + character
         self._line = word + character
-        return f"\x1b[{cell_len(word)}D\x1b[K\n{self._line}"
+        return f"\r\x1b[K{before}{space}\n{self._line}"
