@@ -236,7 +236,7 @@ class Conversation {
   // ---- Snapshots ----
 
   // Write the conversation as bytes, piece by piece or at once; the format is
-  // in docs/snapshot-format.md. They save what Export returns, so a running
+  // in docs/internals/snapshot-format.md. They save what Export returns, so a running
   // request is not held up. SnapshotWriter tells the size in advance.
   void Save(const ByteSink& sink, bool checkpoints = false) const;
   std::vector<uint8_t> ToBytes(bool checkpoints = false) const;

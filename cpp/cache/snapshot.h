@@ -12,7 +12,7 @@
 #include "cache/snapshot_format.h"
 #include "io/byte_io.h"
 
-// Writes a conversation as bytes; docs/snapshot-format.md describes every
+// Writes a conversation as bytes; docs/internals/snapshot-format.md describes every
 // field.
 //
 // The content of checkpoints and of the present overlaps, and is equal where it

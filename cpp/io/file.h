@@ -128,7 +128,7 @@ class File {
   // until the last descriptor of the open file is closed, which the death of a
   // process does, too. The two kinds know nothing of each other. Each is the
   // one that processes of other versions take: the first in a folder of objects
-  // (docs/block-store-format.md), the second for PartFile::Create().
+  // (docs/internals/block-store-format.md), the second for PartFile::Create().
   LockResult TryLock(bool exclusive) const noexcept;
   LockResult TryFlock() const noexcept;
 

@@ -11,7 +11,7 @@
 
 #include "base/hash.h"
 
-// Addresses and names of stored objects. docs/block-store-format.md describes
+// Addresses and names of stored objects. docs/internals/block-store-format.md describes
 // every byte that is hashed.
 
 namespace gkv {

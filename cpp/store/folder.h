@@ -17,7 +17,7 @@
 #include "store/address.h"
 #include "store/block_store.h"
 
-// The folders of docs/block-store-format.md: how they are opened, how their
+// The folders of docs/internals/block-store-format.md: how they are opened, how their
 // files are named, and how a file appears.
 
 namespace gkv {

@@ -23,7 +23,7 @@ struct FolderOptions {
 };
 
 // A folder of objects, one file each, which processes share
-// (docs/block-store-format.md).
+// (docs/internals/block-store-format.md).
 //
 // Put writes a file at once; a caller that must not wait calls it from a thread
 // of its own. Load opens the file of an object, checks its hashes and its

@@ -13,7 +13,7 @@
 #include "store/address.h"
 #include "store/block_store.h"
 
-// Objects as bytes: docs/block-store-format.md.
+// Objects as bytes: docs/internals/block-store-format.md.
 
 namespace gkv {
 

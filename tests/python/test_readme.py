@@ -227,19 +227,21 @@ def test_structured_output_python_runs(model_path: str) -> None:
 
 def test_every_page_is_listed() -> None:
     text = (ROOT / "docs" / "README.md").read_text("utf-8")
-    for page in (ROOT / "docs").glob("*.md"):
-        assert page.name == "README.md" or f"({page.name})" in text, page.name
+    docs = ROOT / "docs"
+    for page in docs.rglob("*.md"):
+        name = page.relative_to(docs).as_posix()
+        assert name == "README.md" or f"({name})" in text, name
 
 
 def test_every_page_with_python_is_run() -> None:
     here = Path(__file__).read_text("utf-8")
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         if "```python" in page.read_text("utf-8"):
             assert f'"{page.name}")' in here or f'"{page.name}",' in here
 
 
 def test_links_lead_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     broken = []
     for page in pages:
         for link in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):

@@ -24,7 +24,7 @@
 #include "io/part_file.h"
 
 // A model's weights as the kernels read them, in a file that processes map
-// (docs/packed-format.md). A file is immutable. Its name and its header carry
+// (docs/internals/packed-format.md). A file is immutable. Its name and its header carry
 // the fingerprint of the weights, so it cannot be taken for that of others.
 
 namespace gkv {

@@ -1,4 +1,4 @@
-"""Sessions as bytes; docs/session-format.md describes the format."""
+"""Sessions as bytes; docs/internals/session-format.md describes the format."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ HOW_TO_REBUILD = (
 )
 Overflow = Literal["error", "drop_oldest_turns"]
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
-# Where a snapshot states its size (docs/snapshot-format.md).
+# Where a snapshot states its size (docs/internals/snapshot-format.md).
 _SNAPSHOT_BYTES = struct.Struct("<16xQ")
 
 

@@ -26,7 +26,7 @@ std::vector<int32_t> Tokens(int32_t begin, size_t count) {
 }
 
 // Stores in the field hold these names: they never change. Made with Python's
-// hashlib from docs/block-store-format.md.
+// hashlib from docs/internals/block-store-format.md.
 TEST(AddressTest, GoldenAddresses) {
   const Address salt = SaltDigest(AsBytes(std::string("tenant")));
   EXPECT_EQ(Hex(salt),
