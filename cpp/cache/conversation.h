@@ -236,8 +236,8 @@ class Conversation {
   // ---- Snapshots ----
 
   // Write the conversation as bytes, piece by piece or at once; the format is
-  // in docs/internals/snapshot-format.md. They save what Export returns, so a running
-  // request is not held up. SnapshotWriter tells the size in advance.
+  // in docs/internals/snapshot-format.md. They save what Export returns, so a
+  // running request is not held up. SnapshotWriter tells the size in advance.
   void Save(const ByteSink& sink, bool checkpoints = false) const;
   std::vector<uint8_t> ToBytes(bool checkpoints = false) const;
   // Restores a snapshot. Throws CorruptFile if the bytes are not a whole, sound

@@ -12,8 +12,8 @@
 #include "cache/snapshot_format.h"
 #include "io/byte_io.h"
 
-// Writes a conversation as bytes; docs/internals/snapshot-format.md describes every
-// field.
+// Writes a conversation as bytes; docs/internals/snapshot-format.md describes
+// every field.
 //
 // The content of checkpoints and of the present overlaps, and is equal where it
 // does: keys, values and states follow from the tokens before them. So a

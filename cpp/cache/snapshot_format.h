@@ -15,8 +15,8 @@
 #include "io/byte_io.h"
 #include "ops/kv_strip.h"
 
-// The header of a snapshot, of every format version; docs/internals/snapshot-format.md
-// describes the bytes.
+// The header of a snapshot, of every format version;
+// docs/internals/snapshot-format.md describes the bytes.
 
 namespace gkv {
 

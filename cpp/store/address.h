@@ -11,8 +11,8 @@
 
 #include "base/hash.h"
 
-// Addresses and names of stored objects. docs/internals/block-store-format.md describes
-// every byte that is hashed.
+// Addresses and names of stored objects. docs/internals/block-store-format.md
+// describes every byte that is hashed.
 
 namespace gkv {
 

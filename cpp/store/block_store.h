@@ -39,7 +39,8 @@ struct ObjectBranch {
   std::vector<Address> pages;
 };
 
-// The bytes of one object (docs/internals/block-store-format.md), and their owner.
+// The bytes of one object (docs/internals/block-store-format.md), and their
+// owner.
 struct StoredBytes {
   std::span<const uint8_t> bytes;  // begins at a multiple of 64
   std::shared_ptr<const void> owner;

@@ -17,8 +17,8 @@
 #include "store/address.h"
 #include "store/block_store.h"
 
-// The folders of docs/internals/block-store-format.md: how they are opened, how their
-// files are named, and how a file appears.
+// The folders of docs/internals/block-store-format.md: how they are opened, how
+// their files are named, and how a file appears.
 
 namespace gkv {
 

@@ -57,10 +57,11 @@ struct RemoteOptions {
 // Values are cut into pieces of this size.
 inline constexpr size_t kRemoteChunkBytes = size_t{4} << 20;
 
-// Stores objects as remote values: docs/internals/block-store-format.md. A call takes at
-// most the time-out, a Put one time-out for each 16 MiB that it writes. What is
-// late, fails, or is not what was written is a miss; while the remote is dead,
-// every call is one at once. entries, bytes and evictions are not known: 0.
+// Stores objects as remote values: docs/internals/block-store-format.md. A call
+// takes at most the time-out, a Put one time-out for each 16 MiB that it
+// writes. What is late, fails, or is not what was written is a miss; while the
+// remote is dead, every call is one at once. entries, bytes and evictions are
+// not known: 0.
 class RemoteStore : public BlockStore {
  public:
   std::string_view tier() const override { return "remote"; }

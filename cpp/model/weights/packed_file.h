@@ -24,8 +24,9 @@
 #include "io/part_file.h"
 
 // A model's weights as the kernels read them, in a file that processes map
-// (docs/internals/packed-format.md). A file is immutable. Its name and its header carry
-// the fingerprint of the weights, so it cannot be taken for that of others.
+// (docs/internals/packed-format.md). A file is immutable. Its name and its
+// header carry the fingerprint of the weights, so it cannot be taken for that
+// of others.
 
 namespace gkv {
 
