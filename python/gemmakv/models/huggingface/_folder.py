@@ -91,7 +91,7 @@ def _suppressed(generation: Section) -> tuple[int, ...]:
     """Tokens that are never sampled. Raises CorruptFile or MismatchError."""
     key = "begin_suppress_tokens"
     if generation.values.get(key):
-        raise MismatchError(str(generation.wrong(key, "null or none")))
+        raise generation.refusal(key, "null or none")
     return tuple(sorted(set(generation.token_ids("suppress_tokens") or ())))
 
 

@@ -195,16 +195,14 @@ def _check_pooling(where: Path, hidden_size: int) -> None:
         if section.size(key, hidden_size) != hidden_size:
             raise section.wrong(key, f"{hidden_size} by config.json")
     if section.text("pooling_mode", "mean") != "mean":
-        raise MismatchError(str(section.wrong("pooling_mode", "'mean'")))
+        raise section.refusal("pooling_mode", "'mean'")
     modes = [key for key in section.values if key.startswith("pooling_mode_")]
     for key in modes:
         expected = key == "pooling_mode_mean_tokens"
         if section.flag(key, False) != expected:
-            raise MismatchError(
-                str(section.wrong(key, str(expected).lower()))
-            )
+            raise section.refusal(key, str(expected).lower())
     if not section.flag("include_prompt", True):
-        raise MismatchError(str(section.wrong("include_prompt", "true")))
+        raise section.refusal("include_prompt", "true")
 
 
 def _dense_sizes(where: Path) -> tuple[int, int]:
@@ -214,11 +212,9 @@ def _dense_sizes(where: Path) -> tuple[int, int]:
         if key not in section:
             raise section.wrong(key, "a size")
     if section.flag("bias", True):
-        raise MismatchError(str(section.wrong("bias", "false")))
+        raise section.refusal("bias", "false")
     # What the class assumes where the file says nothing.
     activation = section.text("activation_function", "Tanh")
     if activation.rsplit(".", 1)[-1] != "Identity":
-        raise MismatchError(
-            str(section.wrong("activation_function", "Identity"))
-        )
+        raise section.refusal("activation_function", "Identity")
     return section.size("in_features", 1), section.size("out_features", 1)
