@@ -10,8 +10,6 @@ from gemmakv._support.folders import cache_folder, in_cache_folder
 from gemmakv._support.sizes import parse_bytes
 from gemmakv.errors import brief
 
-__all__ = ["default_disk_folder", "default_shared_folder", "parse_folder"]
-
 _SHARED_MEMORY = "/dev/shm"
 _MOST_DISK = 50 << 30
 _FREE_SHARE = 10

@@ -6,8 +6,6 @@ from gemmakv import _core
 from gemmakv._support.arguments import integer
 from gemmakv.errors import unexpected
 
-__all__ = ["BlockPool"]
-
 
 class BlockPool:
     """A budget of bytes for the keys and values of all caches that use it.

@@ -14,8 +14,6 @@ from gemmakv._support.sizes import parse_bytes
 from gemmakv.cache._remote_client import RemoteStore
 from gemmakv.errors import brief
 
-__all__ = ["PrefixCache", "PrefixStats", "core_prefix_cache", "salt_bytes"]
-
 _MOST = 1 << 30
 _SHARE = 16
 # Seconds for a tier that does not answer, at the interpreter's end.

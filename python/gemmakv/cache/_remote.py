@@ -11,8 +11,6 @@ from gemmakv.cache._remote_objects import open_objects
 from gemmakv.cache._remote_redis import open_redis
 from gemmakv.errors import brief, unexpected
 
-__all__ = ["open_remote"]
-
 _LEAST_SECRET = 16
 _TIMEOUT_S = 2.0
 _REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")

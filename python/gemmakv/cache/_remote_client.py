@@ -9,8 +9,6 @@ from typing import Protocol, runtime_checkable
 
 from gemmakv._support.extras import install_command
 
-__all__ = ["CHUNK_BYTES", "RemoteStore", "import_extra"]
-
 # Values are never larger (kRemoteChunkBytes).
 CHUNK_BYTES = 4 << 20
 

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 from gemmakv.cache._remote_client import CHUNK_BYTES, import_extra
 from gemmakv.errors import one_line
 
-__all__ = ["open_objects"]
-
 _AT_ONCE = 32
 _T = TypeVar("_T")
 

@@ -9,8 +9,6 @@ from urllib.parse import SplitResult, parse_qs, unquote
 from gemmakv.cache._remote_client import CHUNK_BYTES, import_extra
 from gemmakv.errors import brief
 
-__all__ = ["open_redis"]
-
 _WEEK_S = 7 * 24 * 3600
 _SCANNED = 1000
 # "0" or "1" for each key: hundreds of commands and replies take longer to

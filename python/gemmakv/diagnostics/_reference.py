@@ -333,12 +333,3 @@ def _reference_logits(
 
 def _silent(done: int, total: int) -> None:
     del done, total
-
-
-__all__: list[str] = [
-    "Compared",
-    "Difference",
-    "ReferenceReport",
-    "against",
-    "compare",
-]
