@@ -9,9 +9,7 @@ import numpy.typing as npt
 
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.errors import unexpected
-from gemmakv.generation._prompts import Prompt, TokenArray, prompt_ids
-from gemmakv.models._config import ModelConfig
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.generation._prompts import Prompt, TokenArray
 
 # float32 [vocab_size], or [len(ids), vocab_size] at all positions.
 Logits = Callable[[KVCache, TokenArray, bool], npt.NDArray[np.float32]]
@@ -20,12 +18,9 @@ _MOST = 1024
 
 
 def choice_ids(
-    choices: Sequence[Prompt],
-    config: ModelConfig,
-    tokenizer: Tokenizer | None,
-    parse_special: bool,
+    choices: Sequence[Prompt], encode: Callable[[str, Prompt], TokenArray]
 ) -> list[TokenArray]:
-    """Encodes each, without BOS. Raises ArgumentError naming the choice."""
+    """Encodes each by its name. Raises ArgumentError naming the choice."""
     if isinstance(choices, str | bytes) or not isinstance(
         choices, Sequence | np.ndarray
     ):
@@ -35,10 +30,7 @@ def choice_ids(
     found: list[TokenArray] = []
     for index, choice in enumerate(choices):
         name = f"choices[{index}]"
-        ids, bos = prompt_ids(name, choice, config, tokenizer, parse_special)
-        ids = ids[bos:]
-        if not len(ids):
-            raise unexpected(name, "a token or more", choice)
+        ids = encode(name, choice)
         for other, known in enumerate(found):
             if np.array_equal(ids, known):
                 raise unexpected(
