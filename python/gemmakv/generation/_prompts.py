@@ -44,7 +44,7 @@ def prompt_ids(
         )
     ids = [] if tokenizer is None else tokenizer.encode(prompt, parse_special)
     if tokenizer is not None and ids and max(ids) >= config.vocab_size:
-        # Possible for control tokens only: `loading.check_vocab_size`.
+        # Possible for control tokens only: `loading.give_tokenizer`.
         raise ValueError(
             f"{name}: {brief(tokenizer.piece_of(max(ids)))} is token "
             f"{max(ids)}, which the model has no row for; expected token ids "

@@ -15,7 +15,7 @@ from gemmakv.errors import (
     brief,
     one_line,
 )
-from gemmakv.tokenizers._tokenizer import Tokenizer, byte_piece
+from gemmakv.tokenizers._tokenizer import Tokenizer, byte_piece, check_rows
 
 _LONG = 16_384  # characters that others do not wait for
 
@@ -108,24 +108,29 @@ def import_tokenizers(name: str) -> Any:
         ) from None
 
 
-def check_bytes(name: str, ids: Mapping[str, int]) -> None:
-    """Raises CorruptFile that begins with `name` if a byte has no token."""
+def fit_rows(
+    name: str, ids: Mapping[str, int], silent: frozenset[int], rows: int
+) -> tuple[Mapping[str, int], frozenset[int]]:
+    """Gives the tokens among `ids`, which are 0 to their number - 1, that have
+    one of `rows` in the embedding, and those that no text becomes: `silent` and
+    all without a row.
+
+    Raises, with `name` in front: MismatchError for the tokenizer of another
+    model, CorruptFile if a byte has no token.
+    """
+    without = frozenset(range(rows, len(ids)))
+    check_rows(name, len(ids), rows, len(without - silent))
+    known = ids
+    if without:
+        known = {piece: token for piece, token in ids.items() if token < rows}
     for value in range(256):
         # Some files have the tab itself in the place of its byte.
-        if byte_piece(value) in ids or value < 0x80 and chr(value) in ids:
+        if byte_piece(value) in known or value < 0x80 and chr(value) in known:
             continue
         raise CorruptFile(
             f"{name}: the vocabulary has no token {byte_piece(value)}"
         )
-
-
-def take_below(ids: Mapping[str, int], rows: int) -> Mapping[str, int]:
-    """Gives the tokens among `ids`, which are 0 to their number - 1, that are
-    below `rows`.
-    """
-    if rows >= len(ids):
-        return ids
-    return {piece: token for piece, token in ids.items() if token < rows}
+    return known, silent | without
 
 
 def filter_merges(
