@@ -17,6 +17,7 @@ from gemmakv.errors import GemmaKVError, one_line
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._schema_fit import Tried
 from gemmakv.generation._trial import STACK_BYTES, Trials
+from gemmakv.generation._trial_process import matcher_of
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
@@ -184,23 +185,17 @@ class Compiler:
                 f"{name}: this model has no tokenizer, and a grammar needs one"
             )
         self.prepare()
-        source = grammar.text
-        make = guidance.LLMatcher
         try:
-            if grammar.kind == "json_schema":
-                source = make.grammar_from_json_schema(source, overrides=_JSON)
-            elif grammar.kind == "regex":
-                source = make.grammar_from_regex(source)
+            core = matcher_of(
+                guidance,
+                self._vocabulary,
+                guidance.LLParserLimits(**_LIMITS),
+                Tried(grammar.kind, grammar.text).job(_JSON),
+            )
         except ValueError as error:
             raise ValueError(
                 f"{name}: {_reason(str(error), grammar.text)}"
             ) from None
-        core = make(
-            self._vocabulary,
-            source,
-            log_level=0,
-            limits=guidance.LLParserLimits(**_LIMITS),
-        )
         if not core.is_error():
             # The first mask is the slowest: it makes most of the lexer.
             core.deep_copy().compute_bitmask()
