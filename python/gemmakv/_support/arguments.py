@@ -101,7 +101,4 @@ def quantize_target(value: object) -> str:
     """
     if value is None:
         return ""
-    names = _core.quantize_types()
-    if not isinstance(value, str) or value not in names:
-        raise unexpected("quantize", f"one of {', '.join(names)}", value)
-    return value
+    return choice("quantize", value, _core.quantize_types())

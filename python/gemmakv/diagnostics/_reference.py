@@ -24,6 +24,7 @@ from gemmakv._support.progress import Progress, as_callback
 from gemmakv.cache._kv_cache import KV_DTYPES, KvDtype, create_kv_cache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.errors import brief, one_line
+from gemmakv.generation._scores import log_softmax
 
 _TOKENS = 256
 _SHOWN = 8  # of the positions that differ
@@ -207,7 +208,7 @@ def compare(reference: Logits, found: Logits) -> Compared:
                 )
         spread = expected.max(axis=1) - expected.min(axis=1)
         most = np.abs(expected - other).max(axis=1)
-        log_p, log_q = _log_softmax(expected), _log_softmax(other)
+        log_p, log_q = log_softmax(expected), log_softmax(other)
         p = np.exp(log_p)
         rows = np.arange(len(p))
         top, found_top = expected.argmax(axis=1), other.argmax(axis=1)
@@ -226,14 +227,6 @@ def compare(reference: Logits, found: Logits) -> Compared:
         ):
             column.append(values)
     return Compared(*(np.concatenate(column) for column in columns))
-
-
-def _log_softmax(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    x = x - x.max(axis=1, keepdims=True)
-    logged: npt.NDArray[np.float64] = x - np.log(
-        np.exp(x).sum(axis=1, keepdims=True)
-    )
-    return logged
 
 
 def _sampled(gemma: Gemma, count: int) -> npt.NDArray[np.int32]:

@@ -128,21 +128,20 @@ class Embedder:
 
 
 def check_dim(dim: int | None, dims: Sequence[int]) -> int:
-    """0 for None. Raises ValueError listing the known ones."""
+    """Gives the length, 0 for None. Raises ArgumentError that lists them."""
     if dim is None:
         return 0
-    if isinstance(dim, np.integer):
-        dim = int(dim)
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim not in dims:
+    is_int = isinstance(dim, int | np.integer) and not isinstance(dim, bool)
+    if not is_int or dim not in dims:
         known = ", ".join(map(str, dims))
         if len(dims) > 1:
             known = f"one of {known} (default: {dims[0]})"
         raise unexpected("dim", known, dim)
-    return dim
+    return int(dim)
 
 
 def check_pooling(pooling: str | None, config: ModelConfig) -> str:
-    """ "" for the model's own. Raises ValueError."""
+    """Gives the name; "" for the model's own. Raises ArgumentError."""
     if config.bidirectional:
         if pooling is not None:
             raise unexpected(

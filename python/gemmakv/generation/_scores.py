@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,20 +48,21 @@ def probabilities(
     choices: Sequence[TokenArray],
 ) -> npt.NDArray[np.float32]:
     """Computes float32 [n], of sum 1. Appends the prompt to `cache`."""
-    first = _log_softmax(logits(cache, prompt, False))
+    first = log_softmax(logits(cache, prompt, False))
     sums = np.empty(len(choices))
     for index, ids in enumerate(choices):
         sums[index] = first[ids[0]]
         if len(ids) > 1:
             rows = logits(cache.fork(), ids[:-1], True)
             for row, following in zip(rows, ids[1:]):
-                sums[index] += _log_softmax(row)[following]
+                sums[index] += log_softmax(row)[following]
     found = np.exp(sums - sums.max())
     return np.asarray(found / found.sum(), np.float32)
 
 
-def _log_softmax(row: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    wide = row.astype(np.float64)
-    wide -= wide.max()
-    wide -= np.log(np.exp(wide).sum())
+def log_softmax(logits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Computes logarithms of probabilities, along the last axis."""
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=-1, keepdims=True)
+    wide -= np.log(np.exp(wide).sum(axis=-1, keepdims=True))
     return wide
