@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import math
@@ -278,20 +279,12 @@ class Matcher:
 
     left_out: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        core: Any,
-        ends: Sequence[int],
-        position: int = 0,
-        runs: Sequence[tuple[int, list[int]]] = (),
-        name: str = "grammar",
-    ) -> None:
-        """`name` begins errors."""
+    def __init__(self, core: Any, ends: Sequence[int]) -> None:
         self._core = core
-        self._name = name
+        self._name = "grammar"  # begins errors
         self._ends = ends
-        self._position = position  # tokens that were taken in
-        self._runs = list(runs)  # where each begins, ascending
+        self._position = 0  # tokens that were taken in
+        self._runs: list[tuple[int, list[int]]] = []  # with their beginnings
 
     def compute_mask(
         self, token_ids: list[int], address: int, nbytes: int
@@ -355,24 +348,18 @@ class Matcher:
         self._check()
         self._position -= count
         while self._runs and self._runs[-1][0] > self._position:
-            self._runs.pop()
+            self._runs = self._runs[:-1]
 
     def clone(self) -> Matcher:
-        return Matcher(
-            self._core.deep_copy(),
-            self._ends,
-            self._position,
-            self._runs,
-            self._name,
-        )
+        other = copy.copy(self)
+        other._core = self._core.deep_copy()
+        return other
 
     def named(self, name: str) -> Matcher:
         """Makes a copy for a field of that name, which nobody follows."""
-        found = Matcher(
-            self._core, self._ends, self._position, self._runs, name
-        )
-        found.left_out = self.left_out
-        return found
+        other = copy.copy(self)
+        other._name = name
+        return other
 
     def _check(self) -> None:
         """Raises ValueError if it is in no state to go on."""
