@@ -466,9 +466,7 @@ def draft_engine(draft: object) -> _core.Engine | None:
     """
     if draft is None:
         return None
-    requests = getattr(draft, "_requests", None)
-    if not isinstance(requests, Requests):
-        raise unexpected("draft", "a Gemma or None", draft)
+    requests = requests_of(draft, "draft")
     if requests.closed:
         raise ArgumentError(
             "draft", "a Gemma that is open", draft, shown="one that is closed"
