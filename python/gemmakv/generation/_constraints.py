@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from gemmakv._support.extras import install_command
-from gemmakv.errors import GemmaKVError, one_line
+from gemmakv._support.extras import import_extra
+from gemmakv.errors import one_line
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._schema_fit import Tried
 from gemmakv.generation._trial import STACK_BYTES, Trials
@@ -428,11 +428,4 @@ class _Vocabulary:
 
 
 def _llguidance() -> Any:
-    try:
-        import llguidance
-    except ImportError:
-        raise GemmaKVError(
-            "grammar: grammars and JSON schemas need the package llguidance; "
-            f"install it with: {install_command('grammar')}"
-        ) from None
-    return llguidance
+    return import_extra("llguidance", "grammar", "grammar: compiling one")

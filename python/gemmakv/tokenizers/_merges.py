@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from gemmakv._support.extras import install_command
-from gemmakv.errors import (
-    CorruptFile,
-    GemmaKVError,
-    MismatchError,
-    brief,
-    one_line,
-)
+from gemmakv._support.extras import import_extra
+from gemmakv.errors import CorruptFile, MismatchError, brief, one_line
 from gemmakv.tokenizers._tokenizer import Tokenizer, byte_piece, check_rows
 
 _LONG = 16_384  # characters that others do not wait for
@@ -99,13 +92,7 @@ class MergesTokenizer(Tokenizer):
 
 def import_tokenizers(name: str) -> Any:
     """Imports it. Raises GemmaKVError that begins with `name` without it."""
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise GemmaKVError(
-            f"{name}: reading it needs the package tokenizers ({error}); "
-            f"install it with: {install_command('tokenizers')}"
-        ) from None
+    return import_extra("tokenizers", "tokenizers", f"{name}: reading it")
 
 
 def fit_rows(
