@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Sequence
-from typing import Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -75,6 +75,17 @@ def choice(name: str, value: object, names: Sequence[_Name]) -> _Name:
             if one == value:
                 return one
     raise unexpected(name, f"one of {', '.join(names)}", value)
+
+
+def items(name: str, values: Any, expected: str = "a list") -> list[Any]:
+    """Lists what is one; texts and mappings, which can be iterated, too, are
+    none. Raises ArgumentError.
+    """
+    if isinstance(values, Iterable) and not isinstance(
+        values, (str, bytes, Mapping)
+    ):
+        return list(values)
+    raise unexpected(name, expected, values)
 
 
 def byte_view(name: str, value: object) -> memoryview:

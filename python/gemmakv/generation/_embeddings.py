@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gemmakv._support.arguments import items
 from gemmakv._support.text import check_unicode
 from gemmakv.errors import ArgumentError, unexpected
 from gemmakv.generation._prompts import Prompt, TokenArray, token_ids
@@ -78,10 +79,8 @@ class Embedder:
         requests, config = self._requests, self._requests.config
         info, tokenizer = requests.info.embedding, requests.tokenizer
         adds_eos = info.adds_eos and len(config.eos_ids) > 0
-        if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-            raise unexpected("texts", "a list of texts", texts)
+        listed = items("texts", texts, "a list of texts")
         before, after = template_of(prompt, info).split(PLACE)
-        listed = list(texts)
         if not listed:
             raise ArgumentError("texts", "at least one", listed, shown="none")
         found = []

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.arguments import integer
+from gemmakv._support.arguments import integer, items
 from gemmakv._support.progress import (
     Report,
     all_reports,
@@ -207,8 +207,8 @@ class Requests:
     ) -> Work[list[Generation]]:
         """Generates for several conversations, each weight read once."""
         rows = self._rows(
-            _listed("caches", caches),
-            _listed("prompts", prompts),
+            items("caches", caches),
+            items("prompts", prompts),
             options,
             batch=True,
         )
@@ -497,10 +497,3 @@ def _count_prompts(rows: Iterable[Row]) -> int:
         len(row.prompt) - (row.optional_bos and len(row.cache) > 0)
         for row in rows
     )
-
-
-def _listed(name: str, rows: Sequence[_T]) -> list[_T]:
-    # A str is a sequence of prompts, too, which nobody means.
-    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-        raise unexpected(name, "a list", rows)
-    return list(rows)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gemmakv._support.arguments import items
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.errors import unexpected
 from gemmakv.generation._prompts import Prompt, TokenArray
@@ -22,10 +23,7 @@ def choice_ids(
     choices: Sequence[Prompt], encode: Callable[[str, Prompt], TokenArray]
 ) -> list[TokenArray]:
     """Encodes each by its name. Raises ArgumentError naming the choice."""
-    if isinstance(choices, str | bytes) or not isinstance(
-        choices, Sequence | np.ndarray
-    ):
-        raise unexpected("choices", "a list of texts", choices)
+    choices = items("choices", choices, "a list of texts")
     if not 1 <= len(choices) <= _MOST:
         raise unexpected("choices", f"1 to {_MOST}", len(choices))
     found: list[TokenArray] = []
