@@ -9,7 +9,7 @@ from gemmakv import _core
 from gemmakv.cache._remote_client import RemoteStore
 from gemmakv.cache._remote_objects import open_objects
 from gemmakv.cache._remote_redis import open_redis
-from gemmakv.errors import brief
+from gemmakv.errors import brief, unexpected
 
 _LEAST_SECRET = 16
 _TIMEOUT_S = 2.0
@@ -57,10 +57,8 @@ def _secret_bytes(secret: object) -> bytes:
             + type(secret).__name__
         )
     if len(secret) < _LEAST_SECRET:
-        raise ValueError(
-            f"remote_secret: expected at least {_LEAST_SECRET} bytes, found "
-            f"{len(secret)}"
-        )
+        least = f"at least {_LEAST_SECRET} bytes"
+        raise unexpected("remote_secret", least, len(secret))
     return secret
 
 

@@ -23,7 +23,7 @@ from gemmakv._support.files import StrPath
 from gemmakv._support.progress import Progress, as_callback
 from gemmakv.cache._kv_cache import KV_DTYPES, KvDtype, create_kv_cache
 from gemmakv.chat._gemma import Gemma
-from gemmakv.errors import brief, one_line
+from gemmakv.errors import one_line, unexpected
 from gemmakv.generation._scores import log_softmax
 
 _TOKENS = 256
@@ -131,10 +131,8 @@ def against(
     )
     limit = gemma.config.context_length
     if not 2 <= count <= limit:
-        raise ValueError(
-            f"tokens: expected 2 to {limit} (the model's context), found "
-            f"{count}"
-        )
+        span = f"2 to {limit} (the model's context)"
+        raise unexpected("tokens", span, count)
     ids = _sampled(gemma, count)
     callback(1, 4)
     found = gemma.logits(
@@ -293,10 +291,8 @@ def _place_of(reference: StrPath) -> Path:
         return place
     if place.is_file() and place.suffix == ".gguf":
         return place
-    raise ValueError(
-        "reference: expected a directory with a config.json or a file "
-        f".gguf, found {brief(str(reference))}"
-    )
+    expected = "a directory with a config.json or a file .gguf"
+    raise unexpected("reference", expected, str(reference))
 
 
 def _reference_logits(
