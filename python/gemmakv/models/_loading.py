@@ -22,7 +22,7 @@ from gemmakv.models._packed import PackedWeights
 from gemmakv.models._split import parts_of
 from gemmakv.tokenizers._directory import tokenizer_of_folder
 from gemmakv.tokenizers._gguf import pieces_of_gguf, tokenizer_of_gguf
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.tokenizers._tokenizer import Tokenizer, set_ends
 
 if TYPE_CHECKING:
     from gemmakv.models.huggingface import ModelFolder
@@ -87,7 +87,7 @@ def load(
         info, left_out = model.info, model.left_out
     _core.trim_heap()
     if tokenizer is not None:
-        tokenizer.set_ends(engine.config.bos_id, engine.config.eos_ids)
+        set_ends(tokenizer, engine.config.bos_id, engine.config.eos_ids)
     warn_of_parts(path, left_out, stacklevel=4)
     check_suppressed(info, path, engine.config.vocab_size)
     if folder is not None:

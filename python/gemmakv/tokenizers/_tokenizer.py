@@ -120,13 +120,6 @@ class Tokenizer(abc.ABC):
         ends = () if eos_id is None else (eos_id,)
         return -1 if bos_id is None else bos_id, ends
 
-    def set_ends(self, bos_id: int, eos_ids: Sequence[int]) -> None:
-        """Replaces the tokens found by name; `bos_id` < 0 is none.
-
-        The loader of a model calls it, before anybody else has the tokenizer.
-        """
-        self._ends = bos_id, tuple(eos_ids)
-
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """UTF-8 bytes of each token, [vocab_size]; empty for control tokens.
@@ -268,3 +261,12 @@ class Tokenizer(abc.ABC):
     def _special_start(self) -> re.Pattern[str]:
         starts = sorted({text[0] for text in self._specials})
         return re.compile("|".join(map(re.escape, starts)) or "(?!)")
+
+
+def set_ends(
+    tokenizer: Tokenizer, bos_id: int, eos_ids: Sequence[int]
+) -> None:
+    """Replaces the ends that are found by name, before anybody else has the
+    tokenizer; `bos_id` < 0 is none.
+    """
+    tokenizer._ends = bos_id, tuple(eos_ids)
