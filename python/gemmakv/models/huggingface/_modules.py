@@ -9,13 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gemmakv._support.documents import (
-    Section,
-    parse_object,
-    read_bytes,
-    read_object,
-)
-from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv._support.documents import Section, read_bytes, read_object
+from gemmakv._support.json import loads
+from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
 from gemmakv.models._embedding import PUBLISHED_PROMPTS, EmbeddingInfo
 from gemmakv.models.huggingface._safetensors import StoredTensor, read_folder
 
@@ -74,11 +70,10 @@ def read_modules(folder: Path, hidden_size: int) -> Modules:
     path = folder / _LIST_NAME
     if not path.exists():
         return Modules()
-    # A list is no document of its own.
-    listed = parse_object(
-        b'{"modules": %s}' % read_bytes(path), str(path)
-    )["modules"]
-    entries = [_entry(path, entry) for entry in _as_list(path, listed)]
+    listed = loads(str(path), read_bytes(path), kind=CorruptFile)
+    if not isinstance(listed, list):
+        raise unexpected(path, "a list of modules", listed, CorruptFile)
+    entries = [_entry(path, entry) for entry in listed]
     kinds = tuple(kind for kind, _ in entries)
     if kinds[:1] != ("Transformer",) or kinds[1:] not in (
         _WITHOUT_DENSE[:1], _WITHOUT_DENSE, _WITH_DENSE[:3], _WITH_DENSE,
@@ -168,18 +163,10 @@ def _adds_eos(folder: Path) -> bool:
     return False
 
 
-def _as_list(path: Path, listed: object) -> list[object]:
-    if not isinstance(listed, list):
-        raise CorruptFile(
-            f"{path}: expected a list of modules, found {brief(listed)}"
-        )
-    return listed
-
-
 def _entry(path: Path, entry: object) -> tuple[str, Path]:
     """(kind, folder) of a module."""
     if not isinstance(entry, dict):
-        raise CorruptFile(f"{path}: expected modules, found {brief(entry)}")
+        raise unexpected(path, "modules", entry, CorruptFile)
     section = Section(entry, str(path))
     place = section.text("path", "")
     if place in (".", "..") or "/" in place or "\\" in place:
