@@ -74,6 +74,13 @@ class Section:
         self.source = source
         self.prefix = prefix
 
+    @classmethod
+    def of_file(cls, path: Path) -> Section:
+        """Reads the object in a file; an empty one if there is no such file.
+        Raises OSError or CorruptFile.
+        """
+        return cls(read_object(path) if path.exists() else {}, str(path))
+
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
 

@@ -429,9 +429,8 @@ _SIZES = (
 
 def _token_ids(folder: Path, sections: list[Section]) -> dict[str, Any]:
     """eos_ids and bos_id: generation_config.json before config.json."""
-    path = folder / "generation_config.json"
-    if path.exists():
-        sections = [Section(read_object(path), str(path)), *sections]
+    generation = Section.of_file(folder / "generation_config.json")
+    sections = [generation, *sections]
     found: dict[str, Any] = {"eos_ids": [1], "bos_id": 2}
     for section in reversed(sections):
         eos = section.token_ids("eos_token_id")

@@ -40,10 +40,7 @@ def longest_text(folder: Path) -> int:
 
     Raises OSError or CorruptFile.
     """
-    path = folder / _LENGTH_NAME
-    if not path.exists():
-        return _UNLIMITED
-    section = Section(read_object(path), str(path))
+    section = Section.of_file(folder / _LENGTH_NAME)
     return section.size("max_seq_length", _UNLIMITED)
 
 
@@ -126,31 +123,25 @@ def read_embedding_info(
     """Prompts and the end of texts; `published`: those of a model without a
     file of them. Raises OSError or CorruptFile.
     """
-    prompts, default = dict(published), None
-    path = folder / _PROMPTS_NAME
-    if path.exists():
-        section = Section(read_object(path), str(path))
-        stated = section.section("prompts")
-        if stated is not None:
-            prompts = {key: stated.text(key, "") for key in stated.values}
-        default = section.text("default_prompt_name", "") or None
-        if default is not None and default not in prompts:
-            raise section.wrong(
-                "default_prompt_name", f"one of {', '.join(prompts) or 'none'}"
-            )
+    prompts = dict(published)
+    section = Section.of_file(folder / _PROMPTS_NAME)
+    stated = section.section("prompts")
+    if stated is not None:
+        prompts = {key: stated.text(key, "") for key in stated.values}
+    default = section.text("default_prompt_name", "") or None
+    if default is not None and default not in prompts:
+        raise section.wrong(
+            "default_prompt_name", f"one of {', '.join(prompts) or 'none'}"
+        )
     return EmbeddingInfo(prompts, default, _adds_eos(folder))
 
 
 def _adds_eos(folder: Path) -> bool:
-    path = folder / "tokenizer_config.json"
-    if path.exists():
-        section = Section(read_object(path), str(path))
-        if "add_eos_token" in section:
-            return section.flag("add_eos_token", False)
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return False
-    found: Any = read_object(path).get("post_processor") or {}
+    section = Section.of_file(folder / "tokenizer_config.json")
+    if "add_eos_token" in section:
+        return section.flag("add_eos_token", False)
+    section = Section.of_file(folder / "tokenizer.json")
+    found: Any = section.values.get("post_processor") or {}
     steps = found.get("processors", [found]) if isinstance(found, dict) else []
     for step in steps:
         # [{"SpecialToken": {"id": "<bos>", ...}}, {"Sequence": ...}, ...]
