@@ -11,7 +11,7 @@ class BlockPool:
     """A budget of bytes for the keys and values of all caches that use it.
 
         pool = gemmakv.BlockPool(bytes=2 << 30)
-        cache = gemmakv.create_kv_cache(gemma.model_type, pool=pool)
+        cache = gemma.new_cache(pool=pool)
 
     Memory is taken block by block as conversations grow, and given back as
     they are truncated, reset or dropped; forks share it. What would exceed
