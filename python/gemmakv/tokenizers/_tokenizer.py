@@ -194,13 +194,20 @@ class Tokenizer(abc.ABC):
         """Splits a text into parts: (a control token's string, its id) and,
         between them, (text, None). No part is empty.
         """
+        table, lengths, starts = self._specials
         parts: list[tuple[str, int | None]] = []
-        done = 0
-        for start, end, token in self._find_specials(text):
-            if start > done:
-                parts.append((text[done:start], None))
-            parts.append((text[start:end], token))
-            done = end
+        done = position = 0
+        while match := starts.search(text, position):
+            start = match.start()
+            position = start + 1
+            for length in lengths:  # the longest first
+                token = table.get(text[start : start + length])
+                if token is not None:
+                    if start > done:
+                        parts.append((text[done:start], None))
+                    done = position = start + length
+                    parts.append((text[start:done], token))
+                    break
         if done < len(text):
             parts.append((text[done:], None))
         return parts
@@ -236,31 +243,15 @@ class Tokenizer(abc.ABC):
                 name, f"a token id in [0, {self._vocab_size})", token
             ) from None
 
-    def _find_specials(self, text: str) -> Iterable[tuple[int, int, int]]:
-        """Non-overlapping (start, end, token), leftmost, longest first."""
-        position = 0
-        while match := self._special_start.search(text, position):
-            start = match.start()
-            position = start + 1
-            for length in self._special_lengths:
-                token = self._specials.get(text[start : start + length])
-                if token is not None:
-                    position = start + length
-                    yield start, position, token
-                    break
-
     @cached_property
-    def _specials(self) -> dict[str, int]:
-        return {self._pieces[i]: i for i in self._silent if self._pieces[i]}
-
-    @cached_property
-    def _special_lengths(self) -> list[int]:
-        return sorted({len(text) for text in self._specials}, reverse=True)
-
-    @cached_property
-    def _special_start(self) -> re.Pattern[str]:
-        starts = sorted({text[0] for text in self._specials})
-        return re.compile("|".join(map(re.escape, starts)) or "(?!)")
+    def _specials(self) -> tuple[dict[str, int], list[int], re.Pattern[str]]:
+        """The ids of control tokens by their texts, the lengths of these,
+        descending, and a pattern of their first characters.
+        """
+        table = {self._pieces[i]: i for i in self._silent if self._pieces[i]}
+        lengths = sorted({len(text) for text in table}, reverse=True)
+        starts = "|".join(sorted({re.escape(text[0]) for text in table}))
+        return table, lengths, re.compile(starts or "(?!)")
 
 
 def set_ends(
