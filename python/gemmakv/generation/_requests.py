@@ -151,13 +151,12 @@ class Requests:
         """Tells a conversation and a prompt apart; a prompt alone gets a new
         conversation. Raises ArgumentError for a conversation alone.
         """
-        if prompt is None:
-            if cache is None or isinstance(cache, KVCache):
-                raise unexpected("prompt", "a text or token ids", prompt)
-            cache, prompt = None, cache
-        if cache is None:
-            return create_kv_cache(self.config), prompt
-        return check_cache("cache", cache), prompt
+        if prompt is not None and cache is not None:
+            return check_cache("cache", cache), prompt
+        alone = cache if prompt is None else prompt
+        if alone is None or isinstance(alone, KVCache):
+            raise unexpected("prompt", "a text or token ids", prompt)
+        return create_kv_cache(self.config), alone
 
     def encode(
         self, name: str, prompt: Prompt, parse_special: bool = False
