@@ -144,11 +144,11 @@ def chat(
     The exit code is 1 where what was said could not be stored in the end.
     """
     if overflow is not None and overflow not in OVERFLOWS:
-        raise typer.BadParameter(
-            f"--overflow: expected {' or '.join(OVERFLOWS)}, found {overflow!r}"
+        raise ValueError(
+            f"overflow: expected {' or '.join(OVERFLOWS)}, found {overflow!r}"
         )
     if options.get("speculate") == "draft" and draft is None:
-        raise ValueError("--speculate: expected a --draft, found none")
+        raise ValueError("speculate: expected a --draft, found none")
     on_terminal = console.stdin().isatty() and sys.stdout.isatty()
     if on_terminal and as_json:
         raise typer.BadParameter("--json is for a pipe")
