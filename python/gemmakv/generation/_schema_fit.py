@@ -195,18 +195,6 @@ def _usual(name: str, value: Any, root: Any) -> tuple[Any, str]:
     return value, ""
 
 
-def _replaced(node: dict[str, Any], steps: Steps, new: Any) -> dict[str, Any]:
-    """The schema with another one at a place of `children`."""
-    name = str(steps[0])
-    if len(steps) == 1:
-        return {**node, name: new}
-    if isinstance(steps[1], int):
-        inner = list(node[name])
-        inner[steps[1]] = new
-        return {**node, name: inner}
-    return {**node, name: {**node[name], steps[1]: new}}
-
-
 def without(schema: Any, removed: Iterable[Steps]) -> Any:
     """The schema without these keywords; a schema of a list is any then."""
     for steps in removed:
@@ -350,14 +338,16 @@ class Fitting:
             # An optional property may be absent where nothing satisfies it.
             return refused({"type": "object", "properties": {"x": node}})
 
+        def inner(steps: Steps, child: Any) -> Any:
+            if not isinstance(child, Mapping):
+                return child
+            return self._repair(child, steps, refused, found)
+
         mended = {k: v for k, v in node.items() if k != "$ref"}
         defines = any(name in mended for name in ("$defs", "definitions"))
         if not defines and alone(mended) is None:
             return mended
-        for inner, child in children(mended):
-            if isinstance(child, Mapping):
-                new = self._repair(child, (*steps, *inner), refused, found)
-                mended = _replaced(mended, inner, new)
+        mended = mapped(mended, inner, steps)
         if alone(mended) is None:
             return mended
         good: dict[str, Any] = {}
