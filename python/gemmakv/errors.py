@@ -5,6 +5,7 @@ All derive from `GemmaKVError` but `ArgumentError`, which is a ValueError.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gemmakv._core import (
@@ -68,12 +69,19 @@ def within(prefix: str, error: ValueError) -> ValueError:
     """Makes the same error about a part of something: with a prefix before its
     message, and so before the name of its argument.
     """
-    message = f"{prefix}{error}"
+    return renamed(error, lambda words: prefix + words)
+
+
+def renamed(error: ValueError, rename: Callable[[str], str]) -> ValueError:
+    """Makes the same error about another argument: `rename` is given the
+    message, and the name that this begins with.
+    """
+    message = rename(str(error))
     if not isinstance(error, ArgumentError):
         return ValueError(message)
     outer = _remake(type(error), (message,))
     outer.__dict__.update(error.__dict__)
-    outer.argument = prefix + error.argument
+    outer.argument = rename(error.argument)
     return outer
 
 

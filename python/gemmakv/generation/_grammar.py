@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from gemmakv._support.arguments import choice
 from gemmakv._support.json import plain_json
 from gemmakv._support.text import encode_utf8
-from gemmakv.errors import ArgumentError, brief, unexpected
+from gemmakv.errors import ArgumentError, brief, renamed, unexpected
 from gemmakv.generation._schema_check import SchemaError, checked_schema
 from gemmakv.generation._schema_fit import Attempt, Fitting, Tried
 
@@ -247,8 +247,9 @@ def of_response_format(name: str, value: object) -> Grammar | None:
         path = error.field.removeprefix("grammar: json_schema")
         raise SchemaError(name + place + path, error.why) from None
     except ValueError as error:
-        words = str(error).removeprefix("grammar: ")
-        raise ValueError(f"{name}{place}: {words}") from None
+        raise renamed(
+            error, lambda words: name + place + words.removeprefix("grammar")
+        ) from None
     object.__setattr__(found, "_place", place)
     return found
 

@@ -14,6 +14,7 @@ import pytest
 import gemmakv
 from gemmakv import ArgumentError, GemmaKVError, Grammar
 from gemmakv.generation import _constraints, _trial
+from gemmakv.generation._options import GenerationOptions
 from gemmakv.generation._requests import requests_of
 from gemmakv.generation._schema_fit import Tried
 from gemmakv.generation._trial import Trials
@@ -596,6 +597,19 @@ def test_a_number_that_no_double_holds(
         words = rf"^response_format[.\w]+: {words}"
         with pytest.raises(ValueError, match=words):
             tiny.generate(new(tiny), "a", response_format=asked)
+
+
+def test_errors_of_a_format_have_its_argument() -> None:
+    for form, place in (
+        ({"type": "json_object", "schema": {"minimum": 1e999}}, ".schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {"x": {1}}}},
+         ".json_schema.schema"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError) as caught:
+            GenerationOptions.check({"response_format": form})
+        argument = f"response_format{place}"
+        assert caught.value.argument == argument
+        assert str(caught.value).startswith(f"{argument}: expected a JSON sch")
 
 
 def test_text_that_is_no_schema(tiny: gemmakv.Gemma) -> None:
