@@ -22,17 +22,6 @@ from gemmakv.cli.console import Tell, write_note
 from gemmakv.cli.failures import Misplaced
 from gemmakv.errors import GemmaKVError
 
-__all__ = [
-    "CHAT_DISK",
-    "DISK",
-    "RAM",
-    "REMOTE",
-    "SHARED",
-    "open_prefix_cache",
-    "tier_folder",
-    "wanted",
-]
-
 _NONE = ("none", "off")
 _DEFAULT = re.compile(r"default(?::([^/]*))?")
 Opened = PrefixCache | bool | Callable[[], PrefixCache]
