@@ -16,7 +16,7 @@ from gemmakv._support.arguments import integer
 from gemmakv._support.extras import install_command
 from gemmakv._support.processors import check_pinned, processors, shares
 from gemmakv.cli import console, prefix_flags
-from gemmakv.cli.arguments import examples, no_model
+from gemmakv.cli.arguments import check_draft, examples, no_model
 from gemmakv.cli.failures import Misplaced
 from gemmakv.cli.flags import with_settings
 from gemmakv.cli.serve_settings import ServeSettings, read
@@ -87,8 +87,7 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
     settings = _for_server(given, settings_of, keys, secret)
     settings_of.log_format(given.log_format)
     GenerationOptions.table["speculate"].check("speculate", given.speculate)
-    if given.speculate == "draft" and given.draft is None:
-        raise ValueError("speculate: expected a --draft, found none")
+    check_draft(given.speculate, given.draft)
     source = _template_source(given.chat_template)
     store = _open_sessions(given)
     path = console.fetch(model)
