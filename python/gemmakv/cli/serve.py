@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 
 import gemmakv
 from gemmakv._support.arguments import integer
-from gemmakv._support.extras import install_command
+from gemmakv._support.extras import lack
 from gemmakv._support.processors import check_pinned, processors, shares
 from gemmakv.cli import console, prefix_flags
 from gemmakv.cli.arguments import check_draft, examples, no_model
@@ -46,7 +45,8 @@ def serve(context: typer.Context, **flags: Any) -> None:
     Every option is also a variable (GEMMAKV_PORT) and a key of the --config
     file.
     """
-    _check_extra()
+    if missing := lack("the server", _NEEDED, "server"):
+        raise ValueError(missing)
     given, places = read(flags)
     with places.blaming():
         _serve(context, given)
@@ -218,24 +218,10 @@ def _open_sessions(
     """
     if given.sessions is None:
         return None
-    if not given.sessions:
-        raise ValueError("sessions: expected a folder, found ''")
-    from gemmakv._support.folders import data_folder
-    from gemmakv.conversations._store import Conversations
+    from gemmakv.conversations._store import Conversations, folder_of
 
-    folder = given.sessions
-    if folder == "default":
-        folder = str(data_folder() / "conversations")
+    folder = folder_of(given.sessions)
     return Conversations.open(folder, given.response_days, same)
-
-
-def _check_extra() -> None:
-    for name in _NEEDED:
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(
-                f"the server needs the package {name}; install it with: "
-                + install_command("server")
-            )
 
 
 def _name_of(model: str) -> str:

@@ -7,6 +7,7 @@ import hmac
 import os
 
 from gemmakv._support.files import StrPath
+from gemmakv._support.folders import data_folder
 from gemmakv.conversations._database import Database
 from gemmakv.conversations._errors import StoreError
 from gemmakv.conversations._leases import Leases
@@ -15,6 +16,15 @@ from gemmakv.conversations._turns import Turns
 from gemmakv.conversations._types import FileId
 
 _DAY_S = 86400.0
+
+
+def folder_of(name: str) -> str:
+    """Gives the folder that --sessions names: "default" is the user's own.
+    Raises ValueError for no name, OSError if there is no home.
+    """
+    if not name:
+        raise ValueError("sessions: expected a folder, found ''")
+    return str(data_folder() / "conversations") if name == "default" else name
 
 
 class Conversations:
