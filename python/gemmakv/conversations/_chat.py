@@ -27,7 +27,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from gemmakv._support.files import StrPath, atomic_writer
-from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._messages import Message
 from gemmakv.chat._session_file import (
     KeptTokens,
@@ -43,7 +42,7 @@ from gemmakv.conversations._said import (
     settings_of,
     shown_name,
     sound,
-    token_file,
+    state_of,
     turn_after,
     turns_of,
 )
@@ -281,21 +280,25 @@ class ChatStore:
             prune(db, found.head)
         return line
 
-    # Session files, as `from_store` takes them.
+    # What caches held, as `from_store` takes it.
 
-    def open_session(self, id: str) -> BinaryIO | None:
-        """Gives the file of keys and values, or one that is made of the tokens
-        in the database; None if there are neither.
+    def read_state(self, id: str) -> SessionState | None:
+        """Gives what a session was, with the tokens of its cache; None if
+        these are not kept.
         """
-        path = self._key_path(id)
-        if path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                return open(path, "rb")
         with self._database.read() as db:
             found = self._find(db, id)
             if found is None:
                 return None
-            return token_file(found, turns_up_to(db, found.head))
+            return state_of(found, turns_up_to(db, found.head))
+
+    def open_session(self, id: str) -> BinaryIO | None:
+        """Gives the file of keys and values; None if there is none."""
+        path = self._key_path(id)
+        if path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                return open(path, "rb")
+        return None
 
     def write_session(self, id: str, save: SaveTo) -> None:
         path = self._key_path(id)
@@ -432,11 +435,8 @@ class ChatStore:
         with self._database.write() as db:
             for row in db.execute(query).mappings().all():
                 found = session_of(row)
-                file = token_file(found, turns_up_to(db, found.head))
-                if file is not None:
-                    with contextlib.suppress(GemmaKVError):
-                        kept = session_file.kept_tokens(file)
-                        self._emptied += [] if kept is None else [kept]
+                state = state_of(found, turns_up_to(db, found.head))
+                self._emptied += [] if state is None else [state.kept]
                 is_it = sessions.c.id == found.id
                 db.execute(sa.delete(sessions).where(is_it))
                 prune(db, found.head)

@@ -107,9 +107,10 @@ def _taken(record: Record, file: Path, deleted: float | None) -> Taken:
         same += 1
     ends = [*text.ends, *[None] * record.turns][: same // 2]
     held = max((end for end in ends if end is not None), default=0)
-    ids = part.ids if same == len(text.messages) else part.ids[:held]
+    if same < len(text.messages):
+        part = TokenPart(part.fingerprint, part.ids[:held])
     text.ends = [*ends, *[None] * (record.turns - len(ends))]
-    return Taken(record, deleted, SessionState(text, ids, part.fingerprint))
+    return Taken(record, deleted, SessionState(text, part))
 
 
 def _current(folder: Path) -> str | None:

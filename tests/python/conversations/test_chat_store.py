@@ -24,7 +24,7 @@ pytest.importorskip("sqlalchemy", reason="the extra `cli`")
 
 from gemmakv import Gemma, PrefixCache, Session
 from gemmakv.chat._session import Message
-from gemmakv.chat.store import Record, forget, from_store, tokens_in
+from gemmakv.chat.store import Record, forget, from_store
 from gemmakv.conversations import (
     NoSession,
     StoreError,
@@ -205,9 +205,10 @@ def opened_again(gemma: Gemma, folder: Path, id: str) -> Session:
     store = opened(folder)
     record = store.read_record(id)
     assert record is not None
-    file = store.open_session(id)
+    assert store.open_session(id) is None
+    state = store.read_state(id)
     store.close()
-    session, line = from_store(gemma, record, file, lambda: Session(gemma))
+    session, line = from_store(gemma, record, state, lambda: Session(gemma))
     assert line == ""
     return session
 
@@ -299,9 +300,10 @@ def test_tokens_are_those_of_the_cache_alone(
     assert token_count(stored_session(folder)) == count
     assert file_of(store, record.id) == b"keys"
     save(store, record, session)
-    tokens = tokens_in(store, record.id)
-    assert tokens is not None
-    assert tokens.ids.tolist() == session.cache.tokens.tolist()
+    assert store.open_session(record.id) is None
+    state = store.read_state(record.id)
+    assert state is not None
+    assert state.kept.ids.tolist() == session.cache.tokens.tolist()
     store.close()
 
 
