@@ -46,15 +46,17 @@ from gemmakv.conversations._said import (
     turn_after,
     turns_of,
 )
-from gemmakv.conversations._sessions import insert_session, select_sessions
 from gemmakv.conversations._store import Conversations
-from gemmakv.conversations._tables import (
-    SESSION,
-    session_of,
-    sessions,
-    turns,
+from gemmakv.conversations._tables import session_of, sessions
+from gemmakv.conversations._tree import (
+    find_session,
+    insert_session,
+    insert_turn,
+    prune,
+    select_sessions,
+    turns_up_to,
+    update_session,
 )
-from gemmakv.conversations._tree import insert_turn, prune, turns_up_to
 from gemmakv.conversations._types import SessionInfo
 from gemmakv.errors import CorruptFile, GemmaKVError, one_line
 
@@ -212,7 +214,7 @@ class ChatStore:
 
     def read_record(self, id: str) -> Record | None:
         with self._database.read() as db:
-            found = self._find(db, id)
+            found = find_session(db, TENANT, id)
             return None if found is None else self._record(db, found)
 
     def write_record(
@@ -233,19 +235,19 @@ class ChatStore:
         self, db: Connection, record: Record, state: SessionState | None
     ) -> Line:
         """Does `write_record` inside a transaction; gives the turns."""
-        found = self._find(db, record.id)
+        found = find_session(db, TENANT, record.id)
         if found is not None:
             before = self._line_of(db, record.id, found.head)
         else:
             before = Line([], [])
-            parent = self._find(db, record.parent) if record.parent else None
+            parent = find_session(db, TENANT, record.parent or "")
             if parent is not None:
                 before = self._line_of(db, parent.id, parent.head)
         wanted = turns_of(record, state)
         same = 0
-        while same < min(len(before.said), len(wanted)) and before.said[
-            same
-        ].is_as(wanted[same], state is not None):
+        for said, other in zip(before.said, wanted):
+            if not said.is_as(other, state is not None):
+                break
             same += 1
         line = Line(before.ids[:same], before.said[:same])
         for said in wanted[same:]:
@@ -274,8 +276,7 @@ class ChatStore:
             return line
         fields = dataclasses.asdict(session)
         del fields["turns"], fields["id"]
-        is_it = sessions.c.id == record.id
-        db.execute(sa.update(sessions).where(is_it).values(**fields))
+        update_session(db, record.id, **fields)
         if found.head != head:
             prune(db, found.head)
         return line
@@ -287,7 +288,7 @@ class ChatStore:
         these are not kept.
         """
         with self._database.read() as db:
-            found = self._find(db, id)
+            found = find_session(db, TENANT, id)
             if found is None:
                 return None
             return state_of(found, turns_up_to(db, found.head))
@@ -366,11 +367,7 @@ class ChatStore:
 
     def _put_away(self, db: Connection, id: str, ago_s: float = 0.0) -> None:
         when = self._database.clock.now() - ago_s
-        db.execute(
-            sa.update(sessions)
-            .where(sessions.c.id == id)
-            .values(deleted=when, lease=None)
-        )
+        update_session(db, id, deleted=when, lease=None)
 
     # The trash.
 
@@ -398,11 +395,7 @@ class ChatStore:
             return None
         try:
             with self._database.write() as db:
-                db.execute(
-                    sa.update(sessions)
-                    .where(sessions.c.id == id, sessions.c.tenant == TENANT)
-                    .values(deleted=None)
-                )
+                update_session(db, id, deleted=None)
             return self.read_record(id)
         finally:
             self.release(id)
@@ -412,17 +405,8 @@ class ChatStore:
         return emptied
 
     def _trash(self) -> Query:
-        return (
-            sa.select(*SESSION)
-            .join_from(
-                sessions, turns, turns.c.id == sessions.c.head, isouter=True
-            )
-            .where(
-                sessions.c.tenant == TENANT,
-                sessions.c.deleted.is_not(None),
-                sessions.c.model == self._weights,
-            )
-        )
+        is_ours = sessions.c.model == self._weights
+        return select_sessions(TENANT, deleted=True).where(is_ours)
 
     def _expire(self) -> None:
         """Deletes what was in the trash for long enough."""
@@ -458,11 +442,6 @@ class ChatStore:
                 set_fact(db, self._current, id.encode())
 
     # Records and turns.
-
-    def _find(self, db: Connection, id: str) -> SessionInfo | None:
-        query = select_sessions(TENANT).where(sessions.c.id == id)
-        row = db.execute(query).mappings().first()
-        return None if row is None else session_of(row)
 
     def _has(self, db: Connection, id: str) -> bool:
         """Says whether a session is there, or in the trash."""
