@@ -18,7 +18,6 @@ import dataclasses
 import errno
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -34,6 +33,7 @@ from gemmakv.chat._session_file import (
     options_from_json,
 )
 from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
+from gemmakv.chat.store._records import copy_of
 from gemmakv.conversations._database import FILE, Database, fact, set_fact
 from gemmakv.conversations._errors import SessionBusy, StoreFailed
 from gemmakv.conversations._said import (
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
 
 TENANT = ""  # whom a server without keys serves
 _TRASH_S = 30 * 86400.0
-_POLL_S = 0.02
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -154,18 +153,14 @@ class ChatStore:
 
     # Who may write.
 
-    def hold(self, id: str, wait_s: float = 0) -> bool:
+    def hold(self, id: str) -> bool:
         if not self.writable:
             return False
-        end = time.monotonic() + wait_s
-        while True:
-            try:
-                self._store.leases.hold(id)
-                return True
-            except SessionBusy:
-                if time.monotonic() >= end:
-                    return False
-            time.sleep(_POLL_S)
+        try:
+            self._store.leases.hold(id)
+        except SessionBusy:
+            return False
+        return True
 
     def release(self, id: str) -> None:
         self._lines.pop(id, None)
@@ -209,7 +204,7 @@ class ChatStore:
                         continue
                     before = (found, record)
                 self._known[found.id] = before
-                listing.records.append(_copy(before[1]))
+                listing.records.append(copy_of(before[1]))
         return listing
 
     def read_record(self, id: str) -> Record | None:
@@ -506,9 +501,3 @@ class ChatStore:
             return stored
         self._names[record.id] = record.name, record.name
         return record.name
-
-
-def _copy(record: Record) -> Record:
-    return dataclasses.replace(
-        record, messages=[*record.messages], options={**record.options}
-    )

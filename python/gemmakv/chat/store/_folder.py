@@ -22,7 +22,6 @@ writer for a folder held `lock` alone; where one does, others only read.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import os
@@ -170,7 +169,7 @@ class FolderStore:
                     found = self._sound(path)
                 if isinstance(found, Record):
                     self._known[path] = (version, found)
-                    listing.records.append(_copy(found))
+                    listing.records.append(_records.copy_of(found))
                 else:
                     listing.lines.append(found)
             except FileNotFoundError:
@@ -337,12 +336,6 @@ _Version = tuple[int, int, int, int]
 def _version(path: Path) -> _Version:
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _copy(record: Record) -> Record:
-    return dataclasses.replace(
-        record, messages=[*record.messages], options={**record.options}
-    )
 
 
 def _unreadable(error: Exception, kept: Path) -> str:

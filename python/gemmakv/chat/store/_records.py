@@ -90,6 +90,12 @@ class Record:
         return to_json("messages", fields, indent=1) + b"\n"
 
 
+def copy_of(record: Record) -> Record:
+    return dataclasses.replace(
+        record, messages=[*record.messages], options={**record.options}
+    )
+
+
 def from_json(data: bytes) -> Record:
     """The record that `to_json` gave.
 
