@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmakv._support.text import overlap
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.chat._messages import (
     Message,
@@ -94,7 +95,7 @@ class Turn:
         One that is cut short does not keep half a text that would end it.
         """
         if incomplete:
-            text = text[: len(text) - _half_stop(text, self.options["stop"])]
+            text = text[: len(text) - overlap(text, *self.options["stop"])]
         text = text.strip()
         reply = reply_message(text, reasoning, calls, incomplete)
         self.talk._take_in([*self.messages, reply], self.kept)
@@ -430,19 +431,6 @@ def _beginning(
 def _turn_starts(messages: Sequence[Message]) -> list[int]:
     """Gives the places of the user's messages: each begins a turn."""
     return [i for i, one in enumerate(messages) if one.role == "user"]
-
-
-def _half_stop(text: str, stops: Sequence[str]) -> int:
-    """Counts the letters at the end that begin one of `stops`."""
-    return max(
-        (
-            count
-            for stop in stops
-            for count in range(1, len(stop))
-            if text.endswith(stop[:count])
-        ),
-        default=0,
-    )
 
 
 def _checked_system(text: str | None) -> str | None:
