@@ -217,7 +217,9 @@ def render(
     try:
         return _render_arranged(template, messages, keywords)
     except ValueError as error:
-        placed = place_error(error, places)
+        placed = place_error(
+            error, lambda i: places[i] if i < len(places) else i
+        )
         if str(placed) == str(error):
             raise
         raise placed from None
