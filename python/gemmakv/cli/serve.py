@@ -114,7 +114,7 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
             # What it starts is to stay there, too: HTTP, templates.
             os.sched_setaffinity(0, shares(workers)[worker.index])
         prefix = _prefix_cache(*tiers)
-        same = None if store is None else store.file
+        same = None if store is None else store.database.file
         store = _open_sessions(given, same)
 
     def load(check: Any) -> Any:

@@ -50,7 +50,12 @@ _POLL_S = 0.01
 
 
 class Database:
-    """A database in a folder, or in memory."""
+    """A database in a folder, or in memory.
+
+    Attributes:
+      file: which file it is, for `same` in another process.
+      failure: why the last write failed; "" if it did not.
+    """
 
     driver: sqlite3.Connection
 
@@ -68,7 +73,7 @@ class Database:
         """
         self.folder = folder
         self.read_only = read_only
-        self.failure = ""  # of the last write
+        self.failure = ""
         self._lock = threading.Lock()
         self.engine: Engine | None = None
         self._patience_s = BUSY_S

@@ -35,15 +35,14 @@ class Conversations:
     StoreError.
 
     Attributes:
+      database: its file, and how that is.
       sessions, turns, leases: what there is, and who may write it.
     """
 
     def __init__(
-        self,
-        database: Database,
-        response_days: float = 30.0,
+        self, database: Database, response_days: float = 30.0
     ) -> None:
-        self._database = database
+        self.database = database
         self.leases = Leases(database)
         self.sessions = Sessions(database, self.leases)
         self.turns = Turns(database, response_days * _DAY_S)
@@ -71,43 +70,17 @@ class Conversations:
         return found
 
     @property
-    def database(self) -> Database:
-        return self._database
-
-    @property
     def folder(self) -> str | None:
-        return self._database.folder
-
-    @property
-    def file(self) -> FileId:
-        """Which file it is, for `open` in another process."""
-        return self._database.file
-
-    @property
-    def failure(self) -> str:
-        """Why the last write failed; "" if it did not."""
-        return self._database.failure
+        return self.database.folder
 
     def tenant_of(self, key: str) -> str:
         """Gives what records call the owner of a key; the same after a
         restart.
         """
-        secret = self._database.secret
+        secret = self.database.secret
         return hmac.digest(secret, key.encode(), hashlib.sha256).hex()
-
-    def warnings(self) -> list[str]:
-        """Says what keeps turns from being kept, and may pass by itself."""
-        return self._database.warnings()
-
-    def check_place(self) -> None:
-        """Raises StoreMoved where the file was removed or replaced."""
-        self._database.check_place()
-
-    def be_patient(self, seconds: float) -> None:
-        """Has what follows wait that long for another process that writes."""
-        self._database.be_patient(seconds)
 
     def close(self) -> None:
         """Closes the database. Idempotent."""
         self.leases.close()
-        self._database.close()
+        self.database.close()
