@@ -166,22 +166,29 @@ def chat(
     if persist:  # it takes a while, and so does the model
         threading.Thread(target=_import_library, daemon=True).start()
     with view.notes as notes:
-        gemma = _load(
-            model,
-            threads,
-            pin_threads,
-            quantize,
-            prefix_flags.open_prefix_cache(
-                prefix_cache_ram,
-                prefix_cache_shared,
-                prefix_cache_disk,
-                prefix_cache_remote,
-                default_disk=not no_persist,
-                tell=notes.add,
-            ),
-            draft,
-            notes.add,
+        prefix = prefix_flags.open_prefix_cache(
+            prefix_cache_ram,
+            prefix_cache_shared,
+            prefix_cache_disk,
+            prefix_cache_remote,
+            default_disk=not no_persist,
+            tell=notes.add,
         )
+        try:
+            gemma = console.load(
+                model or DEFAULT_MODEL,
+                threads,
+                quantize=quantize,
+                prefix_cache=prefix,
+                draft=draft,
+                pin_threads=pin_threads,
+                tell=notes.add,
+            )
+        except gemmakv.GemmaKVError as error:
+            if model is not None:
+                raise
+            words = f"no --model given, and {error}"
+            raise gemmakv.GemmaKVError(words) from None
         if sampling_defaults:
             options = console.with_sampling_defaults(gemma, options)
         store = None
@@ -226,31 +233,6 @@ def chat(
             open_chat.close()
             if gemma.prefix_cache is not None:
                 gemma.prefix_cache.cache.close()
-
-
-def _load(
-    model: str | None,
-    threads: int | None,
-    pin_threads: bool,
-    quantize: str | None,
-    prefix_cache: prefix_flags.Opened,
-    draft: str | None,
-    tell: console.Tell,
-) -> gemmakv.Gemma:
-    try:
-        return console.load(
-            model or DEFAULT_MODEL,
-            threads,
-            quantize=quantize,
-            prefix_cache=prefix_cache,
-            draft=draft,
-            pin_threads=pin_threads,
-            tell=tell,
-        )
-    except gemmakv.GemmaKVError as error:
-        if model is not None:
-            raise
-        raise gemmakv.GemmaKVError(f"no --model given, and {error}") from None
 
 
 def _greeting(gemma: gemmakv.Gemma) -> str:
