@@ -23,8 +23,9 @@ from gemmakv.conversations._types import SessionInfo, Turn, new_id
 
 _CACHE = "cache:"  # what the basis of a chat's tokens begins with
 _NO_IDS: Ids = np.empty(0, np.int32)
-_QUOTES = "\"'"
-_MAX_NAME_CHARS = 40
+# Of names that can be typed.
+QUOTES = ('"', "'")
+MAX_NAME_CHARS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +190,7 @@ def shown_name(name: str | None, id: str) -> str:
     if name is None:
         return f"session-{id[-4:]}"
     kept = "".join(c if c.isprintable() and c != " " else "-" for c in name)
-    kept = kept.strip(_QUOTES).lstrip("/")[:_MAX_NAME_CHARS]
+    kept = kept.strip("".join(QUOTES)).lstrip("/")[:MAX_NAME_CHARS]
     return kept or f"session-{id[-4:]}"
 
 
