@@ -45,21 +45,6 @@ from gemmakv.tokenizers._tokenizer import Tokenizer
 if TYPE_CHECKING:
     from gemmakv.chat._gemma import Gemma
 
-__all__ = [
-    "NAMES",
-    "FileTemplate",
-    "Gemma4Template",
-    "GemmaTemplate",
-    "Message",
-    "PlainTemplate",
-    "Segment",
-    "Template",
-    "check_turns",
-    "render",
-    "template_for",
-]
-
-
 NAMES = ("file", "gemma", "gemma4", "plain")
 
 
