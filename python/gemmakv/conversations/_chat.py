@@ -35,7 +35,11 @@ from gemmakv.chat._session_file import (
 from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
 from gemmakv.chat.store._records import copy_of
 from gemmakv.conversations._database import FILE, Database, fact, set_fact
-from gemmakv.conversations._errors import SessionBusy, StoreFailed
+from gemmakv.conversations._errors import (
+    SessionBusy,
+    StoreError,
+    StoreFailed,
+)
 from gemmakv.conversations._said import (
     Line,
     Said,
@@ -110,7 +114,8 @@ class ChatStore:
         self._files: dict[str, Path] = {}  # keys and values in other folders
         self._current = f"current:{weights}"
         if not read_only:
-            self._expire()
+            with contextlib.suppress(StoreError):  # a later start does it
+                self._expire()
 
     @classmethod
     def open(cls, folder: StrPath, weights: str) -> ChatStore:
@@ -415,13 +420,13 @@ class ChatStore:
             for row in db.execute(query).mappings().all():
                 found = session_of(row)
                 state = state_of(found, turns_up_to(db, found.head))
-                self._emptied += [] if state is None else [state.kept]
                 is_it = sessions.c.id == found.id
                 db.execute(sa.delete(sessions).where(is_it))
                 prune(db, found.head)
-                gone.append(found.id)
-        for id in gone:
+                gone.append((found.id, state))
+        for id, state in gone:
             self._remove_keys(id)
+            self._emptied += [] if state is None else [state.kept]
 
     # The current one.
 

@@ -184,4 +184,5 @@ class Leases:
     def _path(self, id: str) -> str:
         if not id or "/" in id or "\0" in id:
             raise NoSession(f"session: expected an id, found {id[:60]!r}")
-        return os.path.join(self._database.folder or "", _HELD, id)
+        folder = self._database.folder or os.devnull  # where no file can be
+        return os.path.join(folder, _HELD, id)
