@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,7 +165,8 @@ class Conversation:
         return ReplyReader(self._tokenizer, self.tools.form)
 
     def set_think(self, think: bool | None) -> None:
-        self._set_rendering(self._render(think, self.tools))
+        with self._change():
+            self._rendering = self._render(think, self.tools)
 
     def set_tools(
         self, tools: Tools | None, choice: Choice, parallel: bool
@@ -173,7 +175,8 @@ class Conversation:
             self.template, self._tokenizer, tools, choice, parallel
         )
         if chosen.said != self.tools.said:
-            self._set_rendering(self._render(self.think, chosen))
+            with self._change():
+                self._rendering = self._render(self.think, chosen)
         self.tools = chosen
 
     def _render(self, think: bool | None, tools: Toolset) -> Rendering:
@@ -181,12 +184,16 @@ class Conversation:
             self.template, self._tokenizer, self._bos_id, think, tools.said
         )
 
-    def _set_rendering(self, rendering: Rendering) -> None:
-        before, self._rendering = self._rendering, rendering
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """Has the body change what is said; the cache keeps what is the same.
+        """
+        before = self.system, self.messages, self._rendering
         try:
+            yield
             self._keep_common(self.messages, exact=True)
         except BaseException:
-            self._rendering = before
+            self.system, self.messages, self._rendering = before
             raise
 
     def stop_ids(self) -> list[int]:
@@ -244,26 +251,17 @@ class Conversation:
         return other, took_us
 
     def set_system(self, text: str | None) -> None:
-        before = self.system
-        self.system = _checked_system(text)
-        try:
-            self._keep_common(self.messages, exact=True)
-        except BaseException:
-            self.system = before
-            raise
+        with self._change():
+            self.system = _checked_system(text)
 
     def set_messages(self, messages: Messages) -> None:
         """Replaces the turns, and the system text if one is among them."""
         system, turns = _beginning(None, messages)
-        before = self.system, self.messages
-        self.system = self.system if system is None else system
-        try:
-            self._keep_common(turns, exact=True)
-        except BaseException:
-            self.system, self.messages = before
-            raise
-        self.messages = turns
-        kept = self.ends if turns[: len(before[1])] == before[1] else []
+        before = self.messages
+        with self._change():
+            self.system = self.system if system is None else system
+            self.messages = turns
+        kept = self.ends if turns[: len(before)] == before else []
         self.ends = [*kept, *[None] * self.turns][: self.turns]
 
     def open_calls(self) -> list[ToolCall]:
