@@ -125,10 +125,7 @@ class FolderStore:
             os.close(descriptor)
 
     def holder(self, id: str) -> str:
-        try:
-            number = self._path(id, _LOCK).read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            number = ""
+        number = _read_word(self._path(id, _LOCK))
         return f"process {number or '?'}"
 
     def _try_to_hold(self, id: str) -> bool:
@@ -253,10 +250,7 @@ class FolderStore:
 
     @property
     def current_id(self) -> str | None:
-        try:
-            return (self._folder / "current").read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            return None
+        return read_current(self._folder)
 
     def write_current(self, id: str) -> None:
         if self.writable and self.current_id != id:
@@ -345,6 +339,18 @@ def _unreadable(error: Exception, kept: Path) -> str:
 def _open_lock(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(path, flags, 0o600)
+
+
+def read_current(folder: Path) -> str | None:
+    return _read_word(folder / "current")
+
+
+def _read_word(path: Path) -> str | None:
+    """Reads a short text; gives None where there is none."""
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def read_file(path: Path) -> Record:

@@ -76,7 +76,7 @@ def from_store(
         session = make()
         line = line or _again("it was not stored")
     messages = [m for m in session.messages if m.role != "system"]
-    held = _common_turns(messages, record.messages)
+    held = common_turns(messages, record.messages)
     if session.system != record.system:
         session.system = record.system
     thinks = record.think
@@ -106,7 +106,7 @@ def from_store(
     return session, line
 
 
-def _common_turns(some: Sequence[Message], others: Sequence[Message]) -> int:
+def common_turns(some: Sequence[Message], others: Sequence[Message]) -> int:
     """Turns at the beginning that are the same in both."""
     same = 0
     while same < min(len(some), len(others)) and some[same] == others[same]:
