@@ -107,8 +107,8 @@ class ChatStore:
         self._database = store.database
         self._weights = weights
         self._read_only = read_only
-        self._lines: dict[str, Line] = {}  # of sessions that are held
-        self._names: dict[str, tuple[str, str | None]] = {}  # shown, stored
+        # Of sessions that are held, as they were written last.
+        self._lines: dict[str, Line] = {}
         self._known: dict[str, tuple[Any, Record]] = {}
         self._emptied: list[KeptTokens] = []
         self._files: dict[str, Path] = {}  # keys and values in other folders
@@ -260,7 +260,7 @@ class ChatStore:
         settings.update(settings_of(record, state))
         session = SessionInfo(
             record.id,
-            sound(self._stored_name(record, found)),
+            sound(_stored_name(record, found)),
             sound(record.system),
             head,
             len(line.ids),
@@ -340,12 +340,11 @@ class ChatStore:
                 id = one.record.id
                 if self._has(db, id):
                     continue
-                self._lines[id] = self._write_in(db, one.record, one.state)
+                self._write_in(db, one.record, one.state)
                 if one.deleted is not None:
                     self._put_away(db, id, one.deleted)
             if current is not None and fact(db, self._current) is None:
                 set_fact(db, self._current, current.encode())
-        self._lines.clear()
 
     def _link_keys(self, id: str, file: Path) -> None:
         """Has a file be that of the session's keys and values, too."""
@@ -473,7 +472,6 @@ class ChatStore:
             messages += [said.user, said.reply]
         settings = found.settings
         shown = shown_name(found.name, found.id)
-        self._names[found.id] = shown, found.name
         try:
             options = options_from_json(settings.get("options", {}))
         except TypeError as error:
@@ -496,13 +494,9 @@ class ChatStore:
             think=settings.get("think"),
         )
 
-    def _stored_name(
-        self, record: Record, found: SessionInfo | None
-    ) -> str | None:
-        """Gives a name as it is kept: one that is only shown otherwise stays.
-        """
-        shown, stored = self._names.get(record.id, ("", None))
-        if found is not None and record.name == shown:
-            return stored
-        self._names[record.id] = record.name, record.name
+
+def _stored_name(record: Record, found: SessionInfo | None) -> str | None:
+    """Gives a name as it is kept: one that is only shown otherwise stays."""
+    if found is None or record.name != shown_name(found.name, found.id):
         return record.name
+    return found.name
