@@ -27,19 +27,11 @@ from sqlalchemy.engine import Connection
 
 from gemmakv._support.files import StrPath, atomic_writer
 from gemmakv.chat._messages import Message
-from gemmakv.chat._session_file import (
-    KeptTokens,
-    SessionState,
-    options_from_json,
-)
+from gemmakv.chat._session_file import KeptTokens, SessionState
 from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
-from gemmakv.chat.store._records import copy_of
+from gemmakv.chat.store._records import copy_of, options_of
 from gemmakv.conversations._database import FILE, Database, fact, set_fact
-from gemmakv.conversations._errors import (
-    SessionBusy,
-    StoreError,
-    StoreFailed,
-)
+from gemmakv.conversations._errors import SessionBusy, StoreError, StoreFailed
 from gemmakv.conversations._said import (
     Line,
     Said,
@@ -62,7 +54,7 @@ from gemmakv.conversations._tree import (
     update_session,
 )
 from gemmakv.conversations._types import SessionInfo
-from gemmakv.errors import CorruptFile, GemmaKVError, one_line
+from gemmakv.errors import GemmaKVError, one_line
 
 if TYPE_CHECKING:
     from gemmakv.conversations._tables import Query
@@ -92,21 +84,21 @@ class ChatStore:
     """Sessions of chats with one model, and those that a server made with it.
 
     Calls raise OSError or StoreError.
+
+    Attributes:
+      read_only: why nothing can be kept; "" if it can.
+      where: the place, for people.
     """
 
     def __init__(
-        self,
-        store: Conversations,
-        weights: str,
-        read_only: str = "",
+        self, store: Conversations, weights: str, read_only: str = ""
     ) -> None:
-        """`weights`: the fingerprint of the model's, for every arithmetic.
-        `read_only`: why nothing can be kept; "" if it can.
-        """
+        """`weights`: the fingerprint of the model's, for every arithmetic."""
+        self.read_only = read_only
+        self.where = store.folder or "memory"
         self._store = store
         self._database = store.database
         self._weights = weights
-        self._read_only = read_only
         # Of sessions that are held, as they were written last.
         self._lines: dict[str, Line] = {}
         self._known: dict[str, tuple[Any, Record]] = {}
@@ -143,15 +135,7 @@ class ChatStore:
 
     @property
     def writable(self) -> bool:
-        return not self._read_only
-
-    @property
-    def read_only(self) -> str:
-        return self._read_only
-
-    @property
-    def where(self) -> str:
-        return self._store.folder or "memory"
+        return not self.read_only
 
     def close(self) -> None:
         self._store.close()
@@ -224,7 +208,7 @@ class ChatStore:
         that of the record, its tokens, too. Requires: it is held.
         """
         if not self._store.leases.holds(record.id):
-            raise StoreFailed(self._read_only or "the session is not held")
+            raise StoreFailed(self.read_only or "the session is not held")
         with self._database.write() as db:
             line = self._write_in(db, record, state)
         self._lines[record.id] = line
@@ -372,7 +356,7 @@ class ChatStore:
 
     def delete(self, id: str) -> None:
         if not self._store.leases.holds(id):
-            raise StoreFailed(self._read_only or "the session is not held")
+            raise StoreFailed(self.read_only or "the session is not held")
         with self._database.write() as db:
             self._put_away(db, id)
 
@@ -472,12 +456,6 @@ class ChatStore:
             messages += [said.user, said.reply]
         settings = found.settings
         shown = shown_name(found.name, found.id)
-        try:
-            options = options_from_json(settings.get("options", {}))
-        except TypeError as error:
-            raise NewerRecord(shown, f"options: {error}") from None
-        except ValueError as error:
-            raise CorruptFile(f"options: {error}") from None
         return Record(
             name=shown,
             id=found.id,
@@ -488,7 +466,7 @@ class ChatStore:
             system=found.system,
             messages=messages,
             draft=found.draft,
-            options=options,
+            options=options_of(settings.get("options", {}), shown),
             overflow=settings.get("overflow", "error"),
             tokens=settings.get("tokens", 0),
             think=settings.get("think"),

@@ -132,7 +132,7 @@ def from_json(data: bytes) -> Record:
         **{
             **document,
             "messages": _messages(document["messages"]),
-            "options": _options(document["options"], name),
+            "options": options_of(document["options"], name),
         }
     )
 
@@ -155,7 +155,8 @@ def _upgrade(document: dict[str, Any]) -> None:
         ]
 
 
-def _options(options: dict[str, Any], name: object) -> dict[str, Any]:
+def options_of(options: dict[str, Any], name: object) -> dict[str, Any]:
+    """Gives options as a record has them. Raises NewerRecord, CorruptFile."""
     try:
         return options_from_json(options)
     except TypeError as error:
