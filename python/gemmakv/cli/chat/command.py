@@ -84,7 +84,7 @@ def chat(
         None,
         metavar="DIR",
         help="Keep sessions in this folder, as `gemmakv serve --sessions` "
-        "does. Default: default, a folder of yours for all chats.",
+        "does. Default: default, your own folder for all chats.",
     ),
     no_persist: bool = typer.Option(
         False,
