@@ -342,6 +342,30 @@ def test_deleting_can_be_undone(
     again.close()
 
 
+def test_a_full_disk_keeps_the_trash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    record = Record("main", messages=TALK)
+    kept_by(store, record)
+    store.delete(record.id)
+    store.close()
+    late = _clock.uptime() + 31 * 86400
+    monkeypatch.setattr(_clock, "uptime", lambda: late)
+
+    def full(db: Any, turn: str | None) -> None:
+        raise StoreFull("sessions: the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_chat, "prune", full)
+        store = opened(tmp_path)
+        assert [one.name for one in store.deleted()] == ["main"]
+        store.close()
+    store = opened(tmp_path)
+    assert store.deleted() == []
+    store.close()
+
+
 # A server's.
 
 
