@@ -37,20 +37,12 @@ from gemmakv.conversations import (
 )
 from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._store import Conversations
+from support.records import TALK
 from support.sessions import said
 from support.stored import stored_session, token_count
 from support.waits import wait_for_child
 
 WEIGHTS = "ab" * 16
-TALK = [
-    Message(role, text)
-    for role, text in (
-        ("user", "one"),
-        ("model", "1"),
-        ("user", "two"),
-        ("model", "2"),
-    )
-]
 
 
 def opened(folder: Path, weights: str = WEIGHTS) -> ChatStore:

@@ -15,28 +15,19 @@ pytest.importorskip("alembic", reason="the extra `cli`")
 
 import gemmakv
 from gemmakv import Gemma, PrefixCache, Session
-from gemmakv.chat._session import Message
 from gemmakv.chat.store import FolderStore, Record, from_store
 from gemmakv.conversations import _database, _takeover
 from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._database import FILE
 from gemmakv.conversations._store import Conversations
 from gemmakv.conversations._takeover import take_over
+from support.records import TALK
 from support.sessions import said
 from support.stored import stored_sessions, token_count
 from support.tiny_gguf import write_talker
 from support.token_files import token_file
 
 WEIGHTS = "ab" * 16
-TALK = [
-    Message(role, text)
-    for role, text in (
-        ("user", "one"),
-        ("model", "1"),
-        ("user", "two"),
-        ("model", "2"),
-    )
-]
 
 
 def opened(folder: Path, weights: str = WEIGHTS) -> ChatStore:
