@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -39,17 +38,16 @@ class Sessions:
         name: str | None,
         system: str | None,
         turns: Sequence[Turn] = (),
-        **more: Any,
+        model: str | None = None,
     ) -> SessionInfo:
         """Makes a session. With `turns`, whose ids are new, each is the next
-        one's parent. `more`: other fields of it.
+        one's parent.
         """
         now = time.time()
         found = SessionInfo(
             new_id("sess"), name, system, turns[-1].id if turns else None,
-            len(turns), now, now,
+            len(turns), now, now, model,
         )  # fmt: skip
-        found = dataclasses.replace(found, **more)
         with self._database.write() as db:
             for turn in turns:
                 insert_turn(db, turn, self._database.clock.now())
