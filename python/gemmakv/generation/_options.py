@@ -134,10 +134,10 @@ class _Keywords(
         Integer(), 0, "sample among the k likeliest; 0 is off")]
     top_p: Annotated[_Float, Option(
         Number(0, 1, above=True), 1.0,
-        "sample among the likeliest that hold this share; 1 is off")]
+        "sample from this share of probability; 1 is off")]
     min_p: Annotated[_Float, Option(
         Number(0, 1), 0.0,
-        "sample among those of at least this share of the likeliest")]
+        "least probability, as a share of the likeliest's")]
     repetition_penalty: Annotated[_Float, Option(
         Number(0, above=True), 1.0, "above 1 avoids tokens of the text",
         "Divides positive and multiplies negative logits of all tokens of "
@@ -146,7 +146,7 @@ class _Keywords(
         Number(), 0.0, "subtracted from logits of sampled tokens")]
     frequency_penalty: Annotated[_Float, Option(
         Number(), 0.0,
-        "subtracted from a logit each time that its token is sampled")]
+        "subtracted from a logit at each use of its token")]
     logit_bias: Annotated[_Bias, Option(
         Bias(), None, "added to a token's logit; -inf bans it",
         "A mapping of token ids to numbers.", in_chat=False)]
@@ -160,7 +160,7 @@ class _Keywords(
         "alone. What it raises ends the request.", in_chat=False)]
     seed: Annotated[_Seed, Option(
         Seed(), None,
-        "makes sampling repeatable; without it, a random one is drawn",
+        "makes sampling repeatable; random where not set",
         "The result reports it.")]
     stop: Annotated[_Stop, Option(
         Texts(), None, "text that ends the reply",
@@ -180,7 +180,7 @@ class _Keywords(
         "Those of the model, before any option.", in_chat=False)]
     top_logprobs: Annotated[_Int, Option(
         Integer(), 0,
-        "reports also those of the likeliest N tokens at each place",
+        "also reports the N likeliest tokens at each place",
         "Implies logprobs.", in_chat=False)]
     prefix_cache: Annotated[_Text, Option(
         Choice(get_args(PrefixMode)), "on",
