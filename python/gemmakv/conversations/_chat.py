@@ -121,7 +121,7 @@ class ChatStore:
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise
-            why = error.strerror
+            why = os.strerror(error.errno)
         there = os.path.exists(os.path.join(folder, FILE))
         database = Database(
             os.fspath(folder) if there else None, read_only=there

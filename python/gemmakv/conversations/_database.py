@@ -359,9 +359,9 @@ def _make_private(folder: str, path: str) -> None:
             f"sessions: {folder}: expected a folder, found {found}"
         ) from None
     except OSError as error:
-        raise OSError(
-            error.errno, f"sessions: {folder}: {error.strerror}"
-        ) from None
+        refused = OSError(f"sessions: {folder}: {error.strerror}")
+        refused.errno = error.errno  # without a strerror, which would be said
+        raise refused from None
 
 
 def _file_of(path: str) -> FileId | None:

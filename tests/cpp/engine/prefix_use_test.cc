@@ -287,7 +287,10 @@ TEST_F(PrefixUseTest, AShortPromptIsKnownTheSecondTime) {
 }
 
 TEST_F(PrefixUseTest, APromptThatPartsInTheMiddleFindsAPoint) {
-  layers_ = SlidingLayers();
+  // Warming up all windows anew would begin before the point.
+  layers_ = {{LayerKind::kSliding, 2, 32, 512},
+             {LayerKind::kSliding, 2, 32, 512},
+             {LayerKind::kFull, 1, 32, 0}};
   const Ids prompt = RandomIds(3000, 1);
   const Driven first = Make(prompt);
   first.Resume();
