@@ -86,7 +86,9 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
     )
     settings = _for_server(given, settings_of, keys, secret)
     settings_of.log_format(given.log_format)
-    GenerationOptions.table["speculate"].check("speculate", given.speculate)
+    speculate = GenerationOptions.table["speculate"].check(
+        "speculate", given.speculate
+    )
     check_draft(given.speculate, given.draft)
     source = _template_source(given.chat_template)
     store = _open_sessions(given)
@@ -129,7 +131,7 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
             pin_threads=given.pin_threads,
             progress=lambda done, total: check(),
             prefix_cache=prefix,
-            speculate=given.speculate,
+            speculate=speculate,
             profile=given.profile,
             draft=draft,
         )

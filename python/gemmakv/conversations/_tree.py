@@ -72,7 +72,7 @@ def insert_turn(db: Connection, turn: Turn, age: float) -> None:
 
 
 def has_turn(db: Connection, id: str) -> bool:
-    query = sa.select(sa.literal_column("1")).where(turns.c.id == id)
+    query = sa.select(turns.c.id).where(turns.c.id == id)
     return db.execute(query).first() is not None
 
 
@@ -95,7 +95,7 @@ def turns_up_to(
 
 def leads_to(db: Connection, head: str | None, turn: str) -> bool:
     """Says whether `turn` is `head` or before it."""
-    query = sa.select(sa.literal_column("1")).where(_UP.c.id == turn)
+    query = sa.select(_UP.c.id).where(_UP.c.id == turn)
     return db.execute(query, {"turn": head}).first() is not None
 
 

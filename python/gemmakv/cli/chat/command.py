@@ -257,7 +257,6 @@ def _open_store(gemma: gemmakv.Gemma, view: Any, sessions: str) -> Any:
     if missing:
         view.error(f"this chat is kept in memory only: {missing}")
         return None
-    from gemmakv._support.folders import in_data_folder
     from gemmakv.chat import store as earlier
     from gemmakv.conversations._chat import ChatStore
     from gemmakv.conversations._store import folder_of
@@ -265,8 +264,7 @@ def _open_store(gemma: gemmakv.Gemma, view: Any, sessions: str) -> Any:
 
     weights = gemma.weights_fingerprint
     try:
-        with in_data_folder():
-            store = ChatStore.open(folder_of(sessions), weights)
+        store = ChatStore.open(folder_of(sessions), weights)
     except (OSError, ValueError) as error:
         view.error(
             f"sessions cannot be stored ({describe(error)}); this chat is "
