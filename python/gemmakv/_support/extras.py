@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 
 
 def install_command(extra: str, pip: str | None = None) -> str:
@@ -16,6 +18,17 @@ def install_command(extra: str, pip: str | None = None) -> str:
     calls it; None: as `pip_command` finds it.
     """
     return f'{pip or pip_command()} install "gemmakv[{extra}]"'
+
+
+def lack(what: str, packages: Iterable[str], extra: str) -> str:
+    """Says which package `what` needs and does not have; "" if it has all."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            return (
+                f"{what} needs the package {name}; install it with: "
+                + install_command(extra)
+            )
+    return ""
 
 
 def pip_command() -> str:
