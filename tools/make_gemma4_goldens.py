@@ -135,7 +135,9 @@ def main() -> None:
     parser.add_argument("template", type=Path)
     parser.add_argument("-o", dest="output", type=Path, default=GOLDEN)
     args = parser.parse_args()
-    tokenizer = tokenizer_of_gguf(args.vocabulary)
+    tokenizer = tokenizer_of_gguf(
+        args.vocabulary, _core.GgufFile(args.vocabulary)
+    )
     assert tokenizer is not None
     source = args.template.read_text("utf-8")
     own = FileTemplate(source, tokenizer, bos_id=2, eos_ids=[1, 50, 106])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Sequence
-from typing import Literal, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -77,6 +77,17 @@ def choice(name: str, value: object, names: Sequence[_Name]) -> _Name:
     raise unexpected(name, f"one of {', '.join(names)}", value)
 
 
+def items(name: str, values: Any, expected: str = "a list") -> list[Any]:
+    """Lists what is one; texts and mappings, which can be iterated, too, are
+    none. Raises ArgumentError.
+    """
+    if isinstance(values, Iterable) and not isinstance(
+        values, (str, bytes, Mapping)
+    ):
+        return list(values)
+    raise unexpected(name, expected, values)
+
+
 def byte_view(name: str, value: object) -> memoryview:
     """Gives the bytes of an object that holds some. Raises ArgumentError."""
     try:
@@ -101,7 +112,4 @@ def quantize_target(value: object) -> str:
     """
     if value is None:
         return ""
-    names = _core.quantize_types()
-    if not isinstance(value, str) or value not in names:
-        raise unexpected("quantize", f"one of {', '.join(names)}", value)
-    return value
+    return choice("quantize", value, _core.quantize_types())

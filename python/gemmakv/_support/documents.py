@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmakv._support.json import loads
-from gemmakv.errors import CorruptFile, brief, unexpected
+from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
 
 # Longer files are no configuration and no tokenizer of a model.
 _MAX_BYTES = 256 << 20
@@ -74,6 +74,13 @@ class Section:
         self.source = source
         self.prefix = prefix
 
+    @classmethod
+    def of_file(cls, path: Path) -> Section:
+        """Reads the object in a file; an empty one if there is no such file.
+        Raises OSError or CorruptFile.
+        """
+        return cls(read_object(path) if path.exists() else {}, str(path))
+
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
 
@@ -82,6 +89,10 @@ class Section:
             f"{self.source}: {self.prefix}{key} is "
             f"{brief(self.values.get(key))}, expected {expected}"
         )
+
+    def refusal(self, key: str, expected: str) -> MismatchError:
+        """Makes the error for a value that is sound and not supported."""
+        return MismatchError(str(self.wrong(key, expected)))
 
     def size(self, key: str, default: int) -> int:
         """Gives a positive integer."""

@@ -1,13 +1,19 @@
-"""The commands that install an extra beside the gemmakv that runs."""
+"""Packages of extras, and the commands that install them beside the gemmakv
+that runs.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterable
+from typing import Any
+
+from gemmakv.errors import GemmaKVError
 
 
 def install_command(extra: str, pip: str | None = None) -> str:
@@ -29,6 +35,24 @@ def lack(what: str, packages: Iterable[str], extra: str) -> str:
                 + install_command(extra)
             )
     return ""
+
+
+def import_extra(
+    module: str,
+    extra: str,
+    what: str,
+    kind: type[Exception] = GemmaKVError,
+) -> Any:
+    """Imports a module of a package that an extra has. Raises an error of
+    `kind` that begins with `what` needs it, and says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise kind(
+            f"{what} needs the package {module.partition('.')[0]} ({error}); "
+            f"install it with: {install_command(extra)}"
+        ) from None
 
 
 def pip_command() -> str:

@@ -12,7 +12,6 @@ from gemmakv.errors import ArgumentError
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
-_PROCESSORS = Path("/sys/devices/system/cpu")
 _FEW = 4  # processors: all of them count
 
 
@@ -33,21 +32,16 @@ def thread_limit() -> int | None:
     return threads if threads < len(there) else None
 
 
-def cores(root: Path = _PROCESSORS) -> int:
+def cores(folder: Path | None = None) -> int:
     """Counts the cores of the processors that this process may use; where the
     system does not say, these processors.
     """
-    return len({_core_of(root, id) for id in os.sched_getaffinity(0)})
+    return len({(core, node) for _, core, node in placement_order(folder)})
 
 
-def nodes(root: Path = _PROCESSORS) -> int:
+def nodes(folder: Path | None = None) -> int:
     """Counts their NUMA nodes; 1 where the system does not say."""
-    found = {
-        path.name
-        for id in os.sched_getaffinity(0)
-        for path in (root / f"cpu{id}").glob("node[0-9]*")
-    }
-    return max(1, len(found))
+    return len({node for _, _, node in placement_order(folder)})
 
 
 def placement_order(folder: Path | None = None) -> list[tuple[int, int, int]]:
@@ -149,12 +143,3 @@ def _quota(folder: Path) -> float | None:
         return int(most) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return None  # no such file, or "max"
-
-
-def _core_of(root: Path, id: int) -> str:
-    """Gives a name of the processor's core."""
-    try:
-        text = (root / f"cpu{id}/topology/thread_siblings_list").read_text()
-    except (OSError, ValueError):
-        text = ""
-    return text.strip() or f"cpu{id}"

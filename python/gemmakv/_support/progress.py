@@ -9,6 +9,7 @@ from gemmakv.errors import unexpected
 
 Progress = Callable[[int, int], object] | bool | None
 Callback = Callable[[int, int], object]
+Report = Callable[[int, bool], None]  # tokens so far, whether the call is over
 
 
 def as_callback(progress: Progress, label: str) -> Callback | None:
@@ -55,51 +56,35 @@ class _StderrLine:
         sys.stderr.flush()
 
 
-def token_report(
-    total: int, callback: Callback | None
-) -> Callable[[int, bool], None] | None:
-    """Makes a function that takes the number of tokens computed so far and
-    whether the call is over, be it before `total` tokens. None if there is
-    nobody to tell.
+def report_to(
+    callback: Callback | None, total: int, *, early: bool = False
+) -> Report | None:
+    """Makes a function that tells `callback` what rises to `total`; None if
+    there is nobody to tell.
+
+    A call may be over before `total` tokens, so all of them are told at its
+    end; if `early`, also when they are computed.
     """
     if callback is None:
         return None
-    return _reporter(total, total - 1, callback)
-
-
-def prompt_report(
-    total: int, callback: Callback | None
-) -> Callable[[int, bool], None] | None:
-    """`token_report` of the prompt alone, which is read before the end."""
-    return None if callback is None else _reporter(total, total, callback)
-
-
-def all_reports(
-    *reports: Callable[[int, bool], None] | None,
-) -> Callable[[int, bool], None] | None:
-    """One report in place of several, of which some are None."""
-    listed = [report for report in reports if report is not None]
-    if len(listed) < 2:
-        return listed[0] if listed else None
-
-    def report(tokens: int, ended: bool) -> None:
-        for one in listed:
-            one(tokens, ended)
-
-    return report
-
-
-def _reporter(
-    total: int, most: int, callback: Callback
-) -> Callable[[int, bool], None]:
-    """Reports what rises: at most `most` tokens before the end."""
     reported = -1
 
     def report(tokens: int, ended: bool) -> None:
         nonlocal reported
-        done = total if ended else min(tokens, most)
+        done = total if ended else min(tokens, total if early else total - 1)
         if done > reported:
             reported = done
             callback(done, total)
 
     return report
+
+
+def all_reports(*reports: Report | None) -> Report | None:
+    """Makes one report of several, of which some are None."""
+    listed = [report for report in reports if report is not None]
+
+    def report(tokens: int, ended: bool) -> None:
+        for one in listed:
+            one(tokens, ended)
+
+    return report if listed else None

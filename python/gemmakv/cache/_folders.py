@@ -6,11 +6,10 @@ import errno
 import os
 from pathlib import Path
 
+from gemmakv._support.arguments import path_text
 from gemmakv._support.folders import cache_folder, in_cache_folder
 from gemmakv._support.sizes import parse_bytes
-from gemmakv.errors import brief
-
-__all__ = ["default_disk_folder", "default_shared_folder", "parse_folder"]
+from gemmakv.errors import unexpected
 
 _SHARED_MEMORY = "/dev/shm"
 _MOST_DISK = 50 << 30
@@ -56,23 +55,20 @@ def default_disk_folder() -> tuple[Path, int]:
 
 
 def parse_folder(name: str, value: object) -> tuple[str, int | None]:
-    """Of "DIR" or "DIR:BYTES": the folder, ~ and ~user expanded, and bytes of
-    at least 1, or None. A folder whose own last part has a colon is written
-    with a slash behind it.
+    """Reads "DIR" or "DIR:BYTES": the folder, ~ and ~user expanded, and bytes
+    of at least 1, or None. A folder whose own last part has a colon is written
+    with a slash after it.
 
     Raises ValueError that begins with `name`.
     """
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str) or "\0" in text:
-        raise ValueError(f"{name}: expected DIR or DIR:BYTES, found "
-                         + brief(value))  # fmt: skip
+    expected = "DIR or DIR:BYTES"
+    text = path_text(name, value, expected)
     folder, colon, size = text.rpartition(":")
     if not colon or "/" in size:
         folder, colon, size = text, "", ""
     if not folder:
-        raise ValueError(f"{name}: expected DIR or DIR:BYTES, found "
-                         + brief(value))  # fmt: skip
+        raise unexpected(name, expected, value)
     budget = parse_bytes(name, size) if colon else None
     if budget == 0:
-        raise ValueError(f"{name}: expected at least 1 byte, found 0")
+        raise unexpected(name, "at least 1 byte", budget)
     return os.path.expanduser(folder), budget

@@ -23,14 +23,6 @@ from gemmakv import _core
 from gemmakv._support.arguments import choice, integer, number
 from gemmakv.errors import GemmaKVError, brief, unexpected
 
-__all__ = [
-    "CacheProtocol",
-    "CyclicCache",
-    "LayerCache",
-    "attention",
-    "compute_left_pads",
-]
-
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 

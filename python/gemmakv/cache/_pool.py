@@ -6,14 +6,12 @@ from gemmakv import _core
 from gemmakv._support.arguments import integer
 from gemmakv.errors import unexpected
 
-__all__ = ["BlockPool"]
-
 
 class BlockPool:
     """A budget of bytes for the keys and values of all caches that use it.
 
         pool = gemmakv.BlockPool(bytes=2 << 30)
-        cache = gemmakv.create_kv_cache(gemma.model_type, pool=pool)
+        cache = gemma.new_cache(pool=pool)
 
     Memory is taken block by block as conversations grow, and given back as
     they are truncated, reset or dropped; forks share it. What would exceed

@@ -9,12 +9,10 @@ import weakref
 from typing import Any, Self
 
 from gemmakv import _core
-from gemmakv._support.arguments import choice, number
+from gemmakv._support.arguments import choice, number, path_text
 from gemmakv._support.sizes import parse_bytes
 from gemmakv.cache._remote_client import RemoteStore
-from gemmakv.errors import brief
-
-__all__ = ["PrefixCache", "PrefixStats", "core_prefix_cache", "salt_bytes"]
+from gemmakv.errors import unexpected
 
 _MOST = 1 << 30
 _SHARE = 16
@@ -261,16 +259,14 @@ def _close(core: _core.PrefixCache, timeout_s: float) -> int:
 
 
 def _folder(tier: str, place: object, budget: int) -> _core.BlockStore:
-    """A tier of files. Raises ValueError for what is no path."""
+    """Makes a tier of files. Raises ArgumentError for what is no path."""
     if place is True and tier == "shared":
         from gemmakv.cache._folders import default_shared_folder
 
         place = default_shared_folder()
-    path = os.fspath(place) if isinstance(place, str | os.PathLike) else ""
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError(f"{tier}: expected a folder, found {brief(place)}")
+    path = path_text(tier, place, "a folder")
     if budget == 0:
-        raise ValueError(f"{tier}_bytes: expected at least 1, found 0")
+        raise unexpected(f"{tier}_bytes", "at least 1", budget)
     return _core.FolderStore(
         os.path.expanduser(path),
         tier=tier,
@@ -280,8 +276,8 @@ def _folder(tier: str, place: object, budget: int) -> _core.BlockStore:
 
 
 def salt_bytes(salt: object) -> bytes:
-    """The bytes of a salt; none for None. Raises ValueError, also for an
-    empty one, which would share with everybody.
+    """Gives the bytes of a salt; none for None. Raises ArgumentError, also for
+    an empty one, which would share with everybody.
     """
     if salt is None:
         return b""
@@ -289,21 +285,19 @@ def salt_bytes(salt: object) -> bytes:
         salt = salt.encode("utf-8", "surrogatepass")
     if isinstance(salt, bytes) and salt:
         return salt
-    raise ValueError(
-        "salt: expected a str or bytes that is not empty, or None, found "
-        + brief(salt)
-    )
+    expected = "a str or bytes that is not empty, or None"
+    raise unexpected("salt", expected, salt)
 
 
 def core_prefix_cache(prefix_cache: object) -> PrefixCache | None:
-    """True: one of its own; False or None: none. Raises ValueError."""
+    """Gives a prefix cache: for True a new one, for False or None none. Raises
+    ArgumentError.
+    """
     if prefix_cache is True:
         return PrefixCache()
     if prefix_cache is False or prefix_cache is None:
         return None
     if isinstance(prefix_cache, PrefixCache):
         return prefix_cache
-    raise ValueError(
-        "prefix_cache: expected a gemmakv.PrefixCache, True or False, found "
-        + brief(prefix_cache)
-    )
+    expected = "a gemmakv.PrefixCache, True or False"
+    raise unexpected("prefix_cache", expected, prefix_cache)

@@ -11,8 +11,6 @@ from gemmakv.cache._remote_objects import open_objects
 from gemmakv.cache._remote_redis import open_redis
 from gemmakv.errors import brief, unexpected
 
-__all__ = ["open_remote"]
-
 _LEAST_SECRET = 16
 _TIMEOUT_S = 2.0
 _REDIS = ("redis", "rediss", "valkey", "valkeys", "unix")
@@ -43,16 +41,8 @@ def open_remote(
         _open_url(remote, timeout_s) if isinstance(remote, str) else remote
     )
     return _core.RemoteStore(
-        client, secret=_secret_bytes(secret), timeout_s=_timeout(timeout_s)
+        client, secret=_secret_bytes(secret), timeout_s=timeout_s
     )
-
-
-def _timeout(timeout_s: object) -> float:
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
-        raise unexpected("timeout_s", "seconds", timeout_s)
-    if not 0 < timeout_s <= 3600:
-        raise unexpected("timeout_s", "more than 0, at most 3600", timeout_s)
-    return float(timeout_s)
 
 
 def _secret_bytes(secret: object) -> bytes:
@@ -67,10 +57,8 @@ def _secret_bytes(secret: object) -> bytes:
             + type(secret).__name__
         )
     if len(secret) < _LEAST_SECRET:
-        raise ValueError(
-            f"remote_secret: expected at least {_LEAST_SECRET} bytes, found "
-            f"{len(secret)}"
-        )
+        least = f"at least {_LEAST_SECRET} bytes"
+        raise unexpected("remote_secret", least, len(secret))
     return secret
 
 
@@ -95,7 +83,6 @@ def _open_url(url: str, timeout_s: float) -> RemoteStore:
         )
     if parts.fragment:
         raise ValueError("remote: expected a URL, found one with a fragment")
-    timeout_s = _timeout(timeout_s)
     if scheme in _REDIS:
         return open_redis(parts, timeout_s)
     _check_objects(parts)

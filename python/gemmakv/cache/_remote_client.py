@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Protocol, runtime_checkable
-
-from gemmakv._support.extras import install_command
-
-__all__ = ["CHUNK_BYTES", "RemoteStore", "import_extra"]
 
 # Values are never larger (kRemoteChunkBytes).
 CHUNK_BYTES = 4 << 20
@@ -57,14 +51,3 @@ class RemoteStore(Protocol):
 
     def has_many(self, keys: list[str]) -> list[bool]:
         """A list parallel to `keys`, of at most some hundreds."""
-
-
-def import_extra(name: str, extra: str) -> ModuleType:
-    """A module of an optional package. Raises ImportError that names it."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"remote: needs the package {name.partition('.')[0]}; install it "
-            f"with: {install_command(extra)}"
-        ) from error

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import importlib
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from gemmakv.cache._remote_client import CHUNK_BYTES, import_extra
+from gemmakv._support.extras import import_extra
+from gemmakv.cache._remote_client import CHUNK_BYTES
 from gemmakv.errors import one_line
-
-__all__ = ["open_objects"]
 
 _AT_ONCE = 32
 _T = TypeVar("_T")
@@ -19,8 +19,8 @@ _T = TypeVar("_T")
 
 def open_objects(url: str, timeout_s: float) -> _Objects:
     """A client of the store. Raises ValueError, ImportError."""
-    obstore = import_extra("obstore", "objects")
-    import_extra("obstore.store", "objects")
+    obstore = import_extra("obstore", "objects", "remote:", ImportError)
+    importlib.import_module("obstore.store")
     arguments: dict[str, Any] = {}
     if url.startswith("file:"):
         arguments = {"mkdir": True}

@@ -6,10 +6,9 @@ import time
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote
 
-from gemmakv.cache._remote_client import CHUNK_BYTES, import_extra
+from gemmakv._support.extras import import_extra
+from gemmakv.cache._remote_client import CHUNK_BYTES
 from gemmakv.errors import brief
-
-__all__ = ["open_redis"]
 
 _WEEK_S = 7 * 24 * 3600
 _SCANNED = 1000
@@ -54,7 +53,8 @@ def open_redis(url: SplitResult, timeout_s: float) -> _Redis:
         arguments["username"] = unquote(url.username)
     if url.password:
         arguments["password"] = unquote(url.password)
-    return _Redis(import_extra("redis", "redis"), arguments, timeout_s, ttl_s)
+    redis = import_extra("redis", "redis", "remote:", ImportError)
+    return _Redis(redis, arguments, timeout_s, ttl_s)
 
 
 def _whole(name: str, text: str, expected: str) -> int:

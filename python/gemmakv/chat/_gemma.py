@@ -305,9 +305,7 @@ class Gemma:
             boolean("profile", profile),
             pinned,
         )
-        if tokenizer is not None:
-            loading.check_vocab_size(tokenizer, engine)
-            engine.set_token_bytes(tokenizer.token_bytes)
+        loading.give_tokenizer(engine, tokenizer)
         loading.warn_of_parts(
             "tensors in memory", parts_beside(source.keys()), stacklevel=3
         )

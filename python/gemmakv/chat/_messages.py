@@ -6,14 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from gemmakv._support.arguments import items
 from gemmakv.errors import unexpected, within
-from gemmakv.generation._message import (
-    ROLES,
-    Message,
-    is_parts,
-    items,
-    message_of,
-)
+from gemmakv.generation._message import ROLES, Message, is_parts, message_of
 
 __all__ = [
     "Message",

@@ -207,7 +207,7 @@ class ChatStream(PieceStream):
         """
         if self._ended:
             return
-        self._inner.forget_callbacks()
+        self._inner._forget_callbacks()
         try:
             self._drain()
             self._give_held()
@@ -221,7 +221,7 @@ class ChatStream(PieceStream):
     def _fail(self, error: BaseException) -> None:
         """Keeps what was delivered; with nothing, all is as before the turn."""
         self._failure = error
-        self._inner.forget_callbacks()
+        self._inner._forget_callbacks()
         self._inner.cancel()
         try:
             self._drain(Exception)  # the failure itself, again

@@ -29,15 +29,13 @@ from gemmakv.errors import ArgumentError, brief, unexpected
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._message import fields_of
 from gemmakv.generation._result import ToolCall
-from gemmakv.generation._schema_check import checked_schema
+from gemmakv.generation._schema_check import checked_schema, dotted, mapped
 from gemmakv.generation._schema_fit import (
     Attempt,
     Fitting,
     Tried,
     Unfit,
     Written,
-    dotted,
-    mapped,
     pointer,
     type_of,
     with_usual_forms,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from gemmakv.generation._profile import PhaseProfile, StepProfile
 
@@ -51,24 +51,13 @@ def table_of(profiles: Sequence[Profile]) -> list[list[str]]:
         shares = [p.parts[part] / p.seconds for p in profiles]
         if max(shares) >= _LEAST:
             lines.append([part, *(f"{100 * share:.1f} %" for share in shares)])
-    lines.append(
-        ["of all, on one thread"]
-        + [
+    more: dict[str, Callable[[Profile], str]] = {
+        "of all, on one thread": lambda p: (
             f"{100 * sum(p.serial.values()) / p.seconds:.1f} %"
-            for p in profiles
-        ]
-    )
-    lines.append(
-        ["a step"] + [f"{1e3 * p.seconds / p.steps:.2f} ms" for p in profiles]
-    )
-    lines.append(
-        ["between steps"]
-        + [f"{1e3 * p.between_s / p.steps:.2f} ms" for p in profiles]
-    )
-    lines.append(
-        ["rows of a step"] + [f"{p.rows / p.steps:.0f}" for p in profiles]
-    )
-    lines.append(
-        ["parallel loops"] + [f"{p.loops / p.steps:.0f}" for p in profiles]
-    )
-    return lines
+        ),
+        "a step": lambda p: f"{1e3 * p.seconds / p.steps:.2f} ms",
+        "between steps": lambda p: f"{1e3 * p.between_s / p.steps:.2f} ms",
+        "rows of a step": lambda p: f"{p.rows / p.steps:.0f}",
+        "parallel loops": lambda p: f"{p.loops / p.steps:.0f}",
+    }
+    return lines + [[name, *map(text, profiles)] for name, text in more.items()]

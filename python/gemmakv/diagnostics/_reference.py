@@ -23,7 +23,8 @@ from gemmakv._support.files import StrPath
 from gemmakv._support.progress import Progress, as_callback
 from gemmakv.cache._kv_cache import KV_DTYPES, KvDtype, create_kv_cache
 from gemmakv.chat._gemma import Gemma
-from gemmakv.errors import brief, one_line
+from gemmakv.errors import one_line, unexpected
+from gemmakv.generation._scores import log_softmax
 
 _TOKENS = 256
 _SHOWN = 8  # of the positions that differ
@@ -130,10 +131,8 @@ def against(
     )
     limit = gemma.config.context_length
     if not 2 <= count <= limit:
-        raise ValueError(
-            f"tokens: expected 2 to {limit} (the model's context), found "
-            f"{count}"
-        )
+        span = f"2 to {limit} (the model's context)"
+        raise unexpected("tokens", span, count)
     ids = _sampled(gemma, count)
     callback(1, 4)
     found = gemma.logits(
@@ -207,7 +206,7 @@ def compare(reference: Logits, found: Logits) -> Compared:
                 )
         spread = expected.max(axis=1) - expected.min(axis=1)
         most = np.abs(expected - other).max(axis=1)
-        log_p, log_q = _log_softmax(expected), _log_softmax(other)
+        log_p, log_q = log_softmax(expected), log_softmax(other)
         p = np.exp(log_p)
         rows = np.arange(len(p))
         top, found_top = expected.argmax(axis=1), other.argmax(axis=1)
@@ -226,14 +225,6 @@ def compare(reference: Logits, found: Logits) -> Compared:
         ):
             column.append(values)
     return Compared(*(np.concatenate(column) for column in columns))
-
-
-def _log_softmax(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    x = x - x.max(axis=1, keepdims=True)
-    logged: npt.NDArray[np.float64] = x - np.log(
-        np.exp(x).sum(axis=1, keepdims=True)
-    )
-    return logged
 
 
 def _sampled(gemma: Gemma, count: int) -> npt.NDArray[np.int32]:
@@ -300,10 +291,8 @@ def _place_of(reference: StrPath) -> Path:
         return place
     if place.is_file() and place.suffix == ".gguf":
         return place
-    raise ValueError(
-        "reference: expected a directory with a config.json or a file "
-        f".gguf, found {brief(str(reference))}"
-    )
+    expected = "a directory with a config.json or a file .gguf"
+    raise unexpected("reference", expected, str(reference))
 
 
 def _reference_logits(
@@ -333,12 +322,3 @@ def _reference_logits(
 
 def _silent(done: int, total: int) -> None:
     del done, total
-
-
-__all__: list[str] = [
-    "Compared",
-    "Difference",
-    "ReferenceReport",
-    "against",
-    "compare",
-]

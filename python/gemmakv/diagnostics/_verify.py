@@ -32,6 +32,7 @@ from gemmakv.diagnostics._verify_ways import (
     Way,
     ways_of,
 )
+from gemmakv.errors import unexpected
 
 _MARGIN = 128  # tokens beyond the sliding window, by default
 _PASS_S = 1.5  # what one pass over the tokens may take, by default
@@ -127,17 +128,13 @@ def run(
     gemma = load(threads=threads)
     limit = gemma.config.context_length
     if limit < MIN_TOKENS:
-        raise ValueError(
-            f"model: expected a context of {MIN_TOKENS} tokens or more, found "
-            f"{limit}"
-        )
+        expected = f"a context of {MIN_TOKENS} tokens or more"
+        raise unexpected("model", expected, limit)
     if count is None:
         count = _default_tokens(gemma)
     elif not MIN_TOKENS <= count <= limit:
-        raise ValueError(
-            f"tokens: expected {MIN_TOKENS} to {limit} (the model's context), "
-            f"found {count}"
-        )
+        expected = f"{MIN_TOKENS} to {limit} (the model's context)"
+        raise unexpected("tokens", expected, count)
     case = Case.make(gemma, count, kv_dtype)
     report = Report(
         model=str(model),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 import math
@@ -12,11 +13,12 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
-from gemmakv._support.extras import install_command
-from gemmakv.errors import GemmaKVError, one_line
+from gemmakv._support.extras import import_extra
+from gemmakv.errors import one_line
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._schema_fit import Tried
 from gemmakv.generation._trial import STACK_BYTES, Trials
+from gemmakv.generation._trial_process import matcher_of
 from gemmakv.models._config import ModelConfig
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
@@ -184,23 +186,17 @@ class Compiler:
                 f"{name}: this model has no tokenizer, and a grammar needs one"
             )
         self.prepare()
-        source = grammar.text
-        make = guidance.LLMatcher
         try:
-            if grammar.kind == "json_schema":
-                source = make.grammar_from_json_schema(source, overrides=_JSON)
-            elif grammar.kind == "regex":
-                source = make.grammar_from_regex(source)
+            core = matcher_of(
+                guidance,
+                self._vocabulary,
+                guidance.LLParserLimits(**_LIMITS),
+                Tried(grammar.kind, grammar.text).job(_JSON),
+            )
         except ValueError as error:
             raise ValueError(
                 f"{name}: {_reason(str(error), grammar.text)}"
             ) from None
-        core = make(
-            self._vocabulary,
-            source,
-            log_level=0,
-            limits=guidance.LLParserLimits(**_LIMITS),
-        )
         if not core.is_error():
             # The first mask is the slowest: it makes most of the lexer.
             core.deep_copy().compute_bitmask()
@@ -283,20 +279,12 @@ class Matcher:
 
     left_out: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        core: Any,
-        ends: Sequence[int],
-        position: int = 0,
-        runs: Sequence[tuple[int, list[int]]] = (),
-        name: str = "grammar",
-    ) -> None:
-        """`name` begins errors."""
+    def __init__(self, core: Any, ends: Sequence[int]) -> None:
         self._core = core
-        self._name = name
+        self._name = "grammar"  # begins errors
         self._ends = ends
-        self._position = position  # tokens that were taken in
-        self._runs = list(runs)  # where each begins, ascending
+        self._position = 0  # tokens that were taken in
+        self._runs: list[tuple[int, list[int]]] = []  # with their beginnings
 
     def compute_mask(
         self, token_ids: list[int], address: int, nbytes: int
@@ -360,24 +348,18 @@ class Matcher:
         self._check()
         self._position -= count
         while self._runs and self._runs[-1][0] > self._position:
-            self._runs.pop()
+            self._runs = self._runs[:-1]
 
     def clone(self) -> Matcher:
-        return Matcher(
-            self._core.deep_copy(),
-            self._ends,
-            self._position,
-            self._runs,
-            self._name,
-        )
+        other = copy.copy(self)
+        other._core = self._core.deep_copy()
+        return other
 
     def named(self, name: str) -> Matcher:
         """Makes a copy for a field of that name, which nobody follows."""
-        found = Matcher(
-            self._core, self._ends, self._position, self._runs, name
-        )
-        found.left_out = self.left_out
-        return found
+        other = copy.copy(self)
+        other._name = name
+        return other
 
     def _check(self) -> None:
         """Raises ValueError if it is in no state to go on."""
@@ -446,11 +428,4 @@ class _Vocabulary:
 
 
 def _llguidance() -> Any:
-    try:
-        import llguidance
-    except ImportError:
-        raise GemmaKVError(
-            "grammar: grammars and JSON schemas need the package llguidance; "
-            f"install it with: {install_command('grammar')}"
-        ) from None
-    return llguidance
+    return import_extra("llguidance", "grammar", "grammar: compiling one")

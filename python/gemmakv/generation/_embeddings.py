@@ -8,19 +8,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gemmakv._support.arguments import items
 from gemmakv._support.text import check_unicode
 from gemmakv.errors import ArgumentError, unexpected
-from gemmakv.generation._prompts import (
-    Prompt,
-    TokenArray,
-    prompt_ids,
-    token_ids,
-)
+from gemmakv.generation._prompts import Prompt, TokenArray, token_ids
 from gemmakv.generation._requests import Requests
 from gemmakv.generation._work import off_the_loop
 from gemmakv.models._config import ModelConfig
 from gemmakv.models._embedding import EmbeddingInfo
-from gemmakv.tokenizers._tokenizer import Tokenizer
 
 POOLINGS = ("mean", "last")
 PLACE = "{text}"
@@ -65,20 +60,58 @@ class Embedder:
         `longest` replaces the model's context as the tokens of a text at most;
         with `truncate`, the end of one that has more is left out.
         """
-        requests = self._requests
+        config = self._requests.config
         size = check_dim(dim, self.dims)
-        kind = check_pooling(pooling, requests.config)
-        ids = embedding_ids(
-            texts,
-            prompt,
-            requests.config,
-            requests.tokenizer,
-            requests.info.embedding,
-            parse_special,
-            longest,
-            truncate,
-        )
+        kind = check_pooling(pooling, config)
+        most = config.context_length if longest is None else longest
+        ids = self._encode(texts, prompt, parse_special, most, truncate)
         return EmbeddingJob(ids, size, kind)
+
+    def _encode(
+        self,
+        texts: Iterable[Prompt],
+        prompt: str | None,
+        parse_special: bool,
+        most: int,
+        truncate: bool,
+    ) -> list[TokenArray]:
+        """Encodes each text. Raises ValueError naming the text."""
+        requests, config = self._requests, self._requests.config
+        info, tokenizer = requests.info.embedding, requests.tokenizer
+        adds_eos = info.adds_eos and len(config.eos_ids) > 0
+        listed = items("texts", texts, "a list of texts")
+        before, after = template_of(prompt, info).split(PLACE)
+        if not listed:
+            raise ArgumentError("texts", "at least one", listed, shown="none")
+        found = []
+        for index, text in enumerate(listed):
+            name = f"texts[{index}]"
+            if isinstance(text, str):
+                if not text:
+                    raise ArgumentError(
+                        name, "a text", text, shown="an empty one"
+                    )
+                check_unicode(name, text)
+                whole = f"{before}{text}{after}"
+                if tokenizer is not None and not truncate:
+                    least = tokenizer._at_least(whole, most + 1)
+                    _check_count(name, least, most, "at least ")
+                ids, _ = requests.encode(name, whole, parse_special)
+                if adds_eos:
+                    ids = np.append(ids, np.int32(config.eos_ids[0]))
+            elif prompt is not None:
+                raise unexpected(
+                    name, "a text, which the prompt stands before", text
+                )
+            else:
+                ids = token_ids(name, text, config.vocab_size)
+            if len(ids) > most and truncate:
+                ended = adds_eos and isinstance(text, str)
+                kept = ids[: most - 1 if ended else most]
+                ids = np.append(kept, ids[-1:]) if ended else kept
+            _check_count(name, len(ids), most)
+            found.append(ids)
+        return found
 
     def compute(
         self, job: EmbeddingJob, check: Callable[[], None] | None = None
@@ -94,21 +127,20 @@ class Embedder:
 
 
 def check_dim(dim: int | None, dims: Sequence[int]) -> int:
-    """0 for None. Raises ValueError listing the known ones."""
+    """Gives the length, 0 for None. Raises ArgumentError that lists them."""
     if dim is None:
         return 0
-    if isinstance(dim, np.integer):
-        dim = int(dim)
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim not in dims:
+    is_int = isinstance(dim, int | np.integer) and not isinstance(dim, bool)
+    if not is_int or dim not in dims:
         known = ", ".join(map(str, dims))
         if len(dims) > 1:
             known = f"one of {known} (default: {dims[0]})"
         raise unexpected("dim", known, dim)
-    return dim
+    return int(dim)
 
 
 def check_pooling(pooling: str | None, config: ModelConfig) -> str:
-    """ "" for the model's own. Raises ValueError."""
+    """Gives the name; "" for the model's own. Raises ArgumentError."""
     if config.bidirectional:
         if pooling is not None:
             raise unexpected(
@@ -150,58 +182,6 @@ def template_of(prompt: str | None, info: EmbeddingInfo) -> str:
     raise unexpected(
         "prompt", f"a name ({known}) or a text with one {PLACE}", prompt
     )
-
-
-def embedding_ids(
-    texts: Iterable[Prompt],
-    prompt: str | None,
-    config: ModelConfig,
-    tokenizer: Tokenizer | None,
-    info: EmbeddingInfo,
-    parse_special: bool = False,
-    longest: int | None = None,
-    truncate: bool = False,
-) -> list[TokenArray]:
-    """Token ids of each. Raises ValueError naming the text. `longest`: tokens
-    at most, instead of the model's context; with `truncate` others lose what
-    is too much before their end.
-    """
-    most = config.context_length if longest is None else longest
-    adds_eos = info.adds_eos and len(config.eos_ids) > 0
-    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
-        raise unexpected("texts", "a list of texts", texts)
-    template = template_of(prompt, info)
-    before, after = template.split(PLACE)
-    listed = list(texts)
-    if not listed:
-        raise ArgumentError("texts", "at least one", listed, shown="none")
-    found = []
-    for index, text in enumerate(listed):
-        name = f"texts[{index}]"
-        if isinstance(text, str):
-            if not text:
-                raise ArgumentError(name, "a text", text, shown="an empty one")
-            check_unicode(name, text)
-            whole = f"{before}{text}{after}"
-            if tokenizer is not None and not truncate:
-                least = tokenizer._at_least(whole, most + 1)
-                _check_count(name, least, most, "at least ")
-            ids, _ = prompt_ids(name, whole, config, tokenizer, parse_special)
-            if adds_eos:
-                ids = np.append(ids, np.int32(config.eos_ids[0]))
-        elif prompt is not None:
-            raise unexpected(
-                name, "a text, which the prompt stands before", text
-            )
-        else:
-            ids = token_ids(name, text, config.vocab_size)
-        if len(ids) > most and truncate:
-            ended = adds_eos and isinstance(text, str)
-            kept = ids[: most - 1 if ended else most]
-            ids = np.append(kept, ids[-1:]) if ended else kept
-        _check_count(name, len(ids), most)
-        found.append(ids)
-    return found
 
 
 def _check_count(name: str, count: int, most: int, exactly: str = "") -> None:

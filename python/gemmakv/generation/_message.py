@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Literal, get_args
 
+from gemmakv._support.arguments import items
 from gemmakv._support.json import dict_of, loads
 from gemmakv.errors import unexpected
 
@@ -122,15 +123,6 @@ class Message:
         said = {k: v for k, v in fields.items() if v not in (None, False, ())}
         fields = _copied({**self.extra, **said})
         return fields
-
-
-def items(name: str, values: Any) -> list[Any]:
-    """A list of what is one. Raises ValueError for text and dicts too."""
-    if isinstance(values, Iterable) and not isinstance(
-        values, (str, bytes, Mapping)
-    ):
-        return list(values)
-    raise unexpected(name, "a list", values)
 
 
 def message_of(value: Any) -> Message:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from gemmakv._support.arguments import integer, number
+from gemmakv._support.arguments import boolean, integer, number
 from gemmakv._support.text import encode_utf8
 from gemmakv.errors import ArgumentError, brief, unexpected
 from gemmakv.generation._grammar import Grammar, of_response_format
@@ -61,11 +61,7 @@ class Integer(Kind):
         return integer(name, value, self.least, self.most)
 
     def parse(self, name: str, text: str) -> int:
-        try:
-            value: object = int(text)
-        except ValueError:
-            value = text
-        return self.check(name, value)
+        return self.check(name, _number_in(text, int))
 
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": self.least, "maximum": self.most}
@@ -98,11 +94,7 @@ class Number(Kind):
         return found
 
     def parse(self, name: str, text: str) -> float:
-        try:
-            value: object = float(text)
-        except ValueError:
-            value = text  # refused by name
-        return self.check(name, value)
+        return self.check(name, _number_in(text, float))
 
     def schema(self) -> dict[str, Any]:
         least = "exclusiveMinimum" if self.above else "minimum"
@@ -134,9 +126,7 @@ class Flag(Kind):
     _WORDS = {"true": True, "on": True, "false": False, "off": False}
 
     def check(self, name: str, value: object) -> bool:
-        if not isinstance(value, bool):
-            raise unexpected(name, "True or False", value)
-        return value
+        return boolean(name, value)
 
     def parse(self, name: str, text: str) -> bool:
         if text.lower() not in self._WORDS:
@@ -316,6 +306,14 @@ class ResponseFormat(Kind):
 
     def schema(self) -> dict[str, Any]:
         return {"type": "object"}
+
+
+def _number_in(text: str, kind: Callable[[str], object]) -> object:
+    """Reads a number; gives any other text as it is, to be refused by name."""
+    try:
+        return kind(text)
+    except ValueError:
+        return text
 
 
 def _json_list(name: str, text: str, kind: type, expected: str) -> list[Any]:

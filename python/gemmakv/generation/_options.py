@@ -12,7 +12,6 @@ from typing import (
     ClassVar,
     Generic,
     Literal,
-    Protocol,
     TypedDict,
     TypeVar,
     get_args,
@@ -41,6 +40,7 @@ from gemmakv.generation._option_kinds import (
     Texts,
     TokenIds,
 )
+from gemmakv.models._config import LoadedModel
 
 PrefixMode = Literal["off", "read", "write", "on"]
 Speculate = Literal["off", "lookup", "draft"]
@@ -66,16 +66,6 @@ _Text = TypeVar("_Text")
 _Grammar = TypeVar("_Grammar")
 _Format = TypeVar("_Format")
 _Speculate = TypeVar("_Speculate")
-
-
-class Draft(Protocol):
-    """A `Gemma`, which guesses for another one."""
-
-    @property
-    def closed(self) -> bool: ...
-
-    @property
-    def fingerprint(self) -> str: ...
 
 
 # Keywords that are no options of the table.
@@ -211,7 +201,7 @@ class _Keywords(
         "Otherwise they are ordinary text.", in_chat=False, in_core=False)]
     progress: Progress
     prompt_progress: Callback | None
-    draft: Draft | None
+    draft: LoadedModel | None
 
 
 class Options(

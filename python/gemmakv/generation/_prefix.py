@@ -9,12 +9,7 @@ from gemmakv.cache._kv_cache import KVCache, KvDtype, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.cache._prefix import PrefixCache, PrefixStats
 from gemmakv.errors import unexpected
-from gemmakv.generation._prompts import (
-    Prompt,
-    TokenArray,
-    check_cache,
-    prompt_ids,
-)
+from gemmakv.generation._prompts import Prompt, TokenArray, check_cache
 from gemmakv.generation._requests import Requests
 
 
@@ -153,6 +148,5 @@ class ModelPrefixCache:
         _core.prefix_publish(self._engine, cache._core)
 
     def _ids(self, prompt: Prompt) -> TokenArray:
-        tokenizer = self._requests.tokenizer
-        ids, _ = prompt_ids("prompt", prompt, self._config, tokenizer, False)
+        ids, _ = self._requests.encode("prompt", prompt)
         return ids

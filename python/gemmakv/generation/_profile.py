@@ -69,27 +69,18 @@ class StepProfile:
     embedding: PhaseProfile
 
     def __add__(self, other: StepProfile) -> StepProfile:
-        return StepProfile(
-            self.prefill + other.prefill,
-            self.decode + other.decode,
-            self.mixed + other.mixed,
-            self.embedding + other.embedding,
-        )
+        both = zip(vars(self).values(), vars(other).values())
+        return StepProfile(*(one + more for one, more in both))
 
     def __sub__(self, earlier: StepProfile) -> StepProfile:
-        return StepProfile(
-            self.prefill - earlier.prefill,
-            self.decode - earlier.decode,
-            self.mixed - earlier.mixed,
-            self.embedding - earlier.embedding,
-        )
+        both = zip(vars(self).values(), vars(earlier).values())
+        return StepProfile(*(now - before for now, before in both))
 
     def phases(self) -> Iterator[tuple[str, PhaseProfile]]:
         """Gives the phases that had steps, by their names."""
-        for field in dataclasses.fields(self):
-            phase: PhaseProfile = getattr(self, field.name)
+        for name, phase in vars(self).items():
             if phase.steps > 0:
-                yield field.name, phase
+                yield name, phase
 
 
 def profile_of(engine: _core.Engine) -> StepProfile:

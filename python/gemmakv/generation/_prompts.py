@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,64 +30,35 @@ def prompt_ids(
     for an empty conversation alone.
 
     A text gets such a BOS; token ids are taken as they are. Raises ValueError
-    that begins with `name` for what is no prompt.
+    that begins with `name` for what is no prompt, or one that the model cannot
+    read.
     """
     if not isinstance(prompt, str):
         return token_ids(name, prompt, config.vocab_size), False
-    ids = text_ids(name, prompt, config, tokenizer, parse_special)
-    whole = with_bos(ids, config.bos_id)
-    return np.array(whole, np.int32), len(whole) > len(ids)
-
-
-def text_ids(
-    name: str,
-    text: str,
-    config: ModelConfig,
-    tokenizer: Tokenizer | None,
-    parse_special: bool,
-) -> list[int]:
-    """Encodes a text, without BOS. Raises ValueError that begins with `name`
-    for one that the model cannot read.
-    """
-    check_unicode(name, text)
-    if tokenizer is None:
-        if not text:
-            return []
+    check_unicode(name, prompt)
+    if tokenizer is None and prompt:
         raise ValueError(
             f"{name}: this model has no tokenizer (a folder needs a "
             "tokenizer.model or tokenizer.json); expected token ids, "
             "found a str"
         )
-    ids = tokenizer.encode(text, parse_special)
-    if ids and max(ids) >= config.vocab_size:
-        # Possible for control tokens only: `loading.check_vocab_size`.
+    ids = [] if tokenizer is None else tokenizer.encode(prompt, parse_special)
+    if tokenizer is not None and ids and max(ids) >= config.vocab_size:
+        # Possible for control tokens only: `loading.give_tokenizer`.
         raise ValueError(
             f"{name}: {brief(tokenizer.piece_of(max(ids)))} is token "
             f"{max(ids)}, which the model has no row for; expected token ids "
             f"in [0, {config.vocab_size})"
         )
-    return ids
+    whole = with_bos(ids, config.bos_id)
+    return np.array(whole, np.int32), len(whole) > len(ids)
 
 
-def placed(
-    cache: KVCache | Prompt | None, prompt: Prompt | None
-) -> tuple[KVCache | None, Prompt]:
-    """Tells a conversation and a prompt apart, of which a prompt may be given
-    alone. Raises ArgumentError for a conversation without a prompt.
-    """
-    if prompt is None:
-        if cache is None or isinstance(cache, KVCache):
-            raise unexpected("prompt", "a text or token ids", prompt)
-        return None, cache
-    if cache is not None:
-        check_cache("cache", cache)
-    return cast(KVCache | None, cache), prompt
-
-
-def check_cache(name: str, cache: object) -> None:
-    """Raises ArgumentError for what is no conversation."""
+def check_cache(name: str, cache: object) -> KVCache:
+    """Gives `cache`, a conversation. Raises ArgumentError."""
     if not isinstance(cache, KVCache):
         raise unexpected(name, "a KVCache", cache)
+    return cache
 
 
 def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:

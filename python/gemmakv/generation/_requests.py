@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.arguments import integer
+from gemmakv._support.arguments import integer, items
 from gemmakv._support.progress import (
+    Report,
     all_reports,
     as_callback,
     check_prompt_progress,
-    prompt_report,
-    token_report,
+    report_to,
 )
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.errors import ArgumentError, GemmaKVError, unexpected
@@ -42,7 +42,6 @@ from gemmakv.generation._prompts import (
     Prompt,
     TokenArray,
     check_cache,
-    placed,
     prompt_ids,
 )
 from gemmakv.generation._result import Generation, Prefill, generation_of
@@ -149,9 +148,23 @@ class Requests:
     def place(
         self, cache: KVCache | Prompt | None, prompt: Prompt | None
     ) -> tuple[KVCache, Prompt]:
-        """Tells them apart, with a new conversation where none is given."""
-        found, prompt = placed(cache, prompt)
-        return create_kv_cache(self.config) if found is None else found, prompt
+        """Tells a conversation and a prompt apart; a prompt alone gets a new
+        conversation. Raises ArgumentError for a conversation alone.
+        """
+        if prompt is not None and cache is not None:
+            return check_cache("cache", cache), prompt
+        alone = cache if prompt is None else prompt
+        if alone is None or isinstance(alone, KVCache):
+            raise unexpected("prompt", "a text or token ids", prompt)
+        return create_kv_cache(self.config), alone
+
+    def encode(
+        self, name: str, prompt: Prompt, parse_special: bool = False
+    ) -> tuple[TokenArray, bool]:
+        """Does `prompt_ids` for this model."""
+        return prompt_ids(
+            name, prompt, self.config, self.tokenizer, parse_special
+        )
 
     def check_fits(self, cache: KVCache) -> None:
         """Raises what each call with this conversation would raise."""
@@ -193,8 +206,8 @@ class Requests:
     ) -> Work[list[Generation]]:
         """Generates for several conversations, each weight read once."""
         rows = self._rows(
-            _listed("caches", caches),
-            _listed("prompts", prompts),
+            items("caches", caches),
+            items("prompts", prompts),
             options,
             batch=True,
         )
@@ -254,8 +267,10 @@ class Requests:
         said = yield self._job(
             [row._replace(options=row.options | {"max_tokens": 0})],
             options,
-            prompt_report(
-                _count_prompts([row]), options.get("prompt_progress")
+            report_to(
+                options.get("prompt_progress"),
+                _count_prompts([row]),
+                early=True,
             ),
         )._replace(constraints=())
         if "deadline" in row.options:
@@ -272,7 +287,7 @@ class Requests:
                 for i in range(count)
             ]  # fmt: skip
             call = yield self._job(
-                rows, options, token_report(count * row.max_tokens, callback)
+                rows, options, report_to(callback, count * row.max_tokens)
             )
         except BaseException:
             said.abort()  # unless somebody used the cache meanwhile
@@ -299,11 +314,7 @@ class Requests:
     ) -> Computation:
         """Checks the arguments of `Gemma.logits`."""
         check_cache("cache", cache)
-        ids, bos = self._encode("tokens", tokens, False)
-        if len(cache):
-            ids = ids[bos:]
-        if not len(ids):
-            raise unexpected("tokens", "a token or more", tokens)
+        ids = self._appended("tokens", tokens, len(cache), False)
         engine, core = self.engine, cache._core
         return lambda check: engine.logits(core, ids, all_positions, check)
 
@@ -318,13 +329,12 @@ class Requests:
         engine = self.engine
         if cache is not None:
             check_cache("cache", cache)
-        found = choice_ids(choices, self.config, self.tokenizer, parse_special)
-        ids, bos = self._encode("prompt", prompt, parse_special)
+        found = choice_ids(
+            choices,
+            lambda name, choice: self._appended(name, choice, 1, parse_special),
+        )
         branch = create_kv_cache(self.config) if cache is None else cache.fork()
-        if len(branch):
-            ids = ids[bos:]
-        if not len(ids):
-            raise unexpected("prompt", "a token or more", prompt)
+        ids = self._appended("prompt", prompt, len(branch), parse_special)
 
         def compute(
             check: Callable[[], None] | None,
@@ -342,12 +352,18 @@ class Requests:
 
     # Parts of the above.
 
-    def _encode(
-        self, name: str, prompt: Prompt, parse_special: bool
-    ) -> tuple[TokenArray, bool]:
-        return prompt_ids(
-            name, prompt, self.config, self.tokenizer, parse_special
-        )
+    def _appended(
+        self, name: str, prompt: Prompt, held: int, parse_special: bool
+    ) -> TokenArray:
+        """Encodes a token or more, to follow the `held` ones of a
+        conversation. Raises ArgumentError.
+        """
+        ids, bos = self.encode(name, prompt, parse_special)
+        if held:
+            ids = ids[bos:]
+        if not len(ids):
+            raise unexpected(name, "a token or more", prompt)
+        return ids
 
     def _row(
         self, cache: KVCache, prompt: Prompt, options: Mapping[str, Any]
@@ -379,7 +395,7 @@ class Requests:
             check_cache(f"caches[{i}]" if batch else "cache", cache)
             if self.tokenizer is None and own.get("stop"):
                 raise ValueError("stop: this model has no tokenizer")
-            ids, bos = self._encode(
+            ids, bos = self.encode(
                 f"prompts[{i}]" if batch else "prompt",
                 prompt,
                 own.get("parse_special", False),
@@ -395,7 +411,7 @@ class Requests:
         self,
         rows: Sequence[Row],
         options: Mapping[str, Any],
-        report: Callable[[int, bool], None] | None,
+        report: Report | None,
         end_ids: Sequence[int] = (),
         boundaries: Sequence[Sequence[int]] = (),
     ) -> Job:
@@ -423,10 +439,10 @@ class Requests:
         to_read = _count_prompts(rows)
         to_sample = sum(row.max_tokens for row in rows)
         reports = all_reports(
-            prompt_report(to_read, options.get("prompt_progress")),
-            token_report(
-                to_read + to_sample,
+            report_to(options.get("prompt_progress"), to_read, early=True),
+            report_to(
                 as_callback(options.get("progress"), "generating"),
+                to_read + to_sample,
             ),
         )
         call = yield self._job(rows, options, reports, end_ids, boundaries)
@@ -449,9 +465,7 @@ def draft_engine(draft: object) -> _core.Engine | None:
     """
     if draft is None:
         return None
-    requests = getattr(draft, "_requests", None)
-    if not isinstance(requests, Requests):
-        raise unexpected("draft", "a Gemma or None", draft)
+    requests = requests_of(draft, "draft")
     if requests.closed:
         raise ArgumentError(
             "draft", "a Gemma that is open", draft, shown="one that is closed"
@@ -482,10 +496,3 @@ def _count_prompts(rows: Iterable[Row]) -> int:
         len(row.prompt) - (row.optional_bos and len(row.cache) > 0)
         for row in rows
     )
-
-
-def _listed(name: str, rows: Sequence[_T]) -> list[_T]:
-    # A str is a sequence of prompts, too, which nobody means.
-    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-        raise unexpected(name, "a list", rows)
-    return list(rows)

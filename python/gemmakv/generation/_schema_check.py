@@ -8,7 +8,7 @@ have no end is noticed in the middle of a text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 from gemmakv.errors import brief
@@ -28,7 +28,8 @@ NAMED = (
     "dependentSchemas",
 )  # fmt: skip
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_HOLDERS = frozenset((*SCHEMAS, *NAMED, *LISTS))
+
+Steps = tuple[str | int, ...]  # keys and indices that lead to a part
 
 
 class SchemaError(ValueError):
@@ -60,7 +61,7 @@ def checked_schema(
     removed = [] if left is None else left
     refers = False
 
-    def bounds(part: Any, place: str) -> Any:
+    def bounds(steps: Steps, part: Any) -> Any:
         nonlocal refers
         if not isinstance(part, Mapping):
             return part
@@ -70,7 +71,7 @@ def checked_schema(
             value = found.get(name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            at = f"{place}.{name}"
+            at = dotted("", (*steps, name))
             # An integer may be too large for math to ask.
             if isinstance(value, float) and not math.isfinite(value):
                 raise SchemaError(
@@ -91,10 +92,10 @@ def checked_schema(
                 raise SchemaError(where + at, why)
             removed.append((at, why))
             del found[name]
-        return _changed(found, place, bounds)
+        return mapped(found, bounds, steps)
 
     try:
-        found: dict[str, Any] = bounds(schema, "")
+        found: dict[str, Any] = bounds((), schema)
         pruned = _pruned(found) if refers else found
         if pruned is False and not strict:
             found = _without_circles(found, removed)
@@ -114,29 +115,44 @@ _ENDLESS = (
 )
 
 
-def _changed(
-    schema: dict[str, Any], place: str, change: Callable[[Any, str], Any]
-) -> dict[str, Any]:
-    """Puts what `change` makes of the schemas in a schema in their places."""
-    for name, value in schema.items():
-        if name not in _HOLDERS:
-            continue
-        if isinstance(value, list):
-            if name in LISTS:
-                schema[name] = [
-                    change(one, f"{place}.{name}[{i}]")
-                    for i, one in enumerate(value)
-                ]
-        elif not isinstance(value, Mapping):
-            continue
-        elif name in NAMED:
-            schema[name] = {
-                key: change(one, f"{place}.{name}.{key}")
-                for key, one in value.items()
-            }
+def dotted(field: str, steps: Steps) -> str:
+    """The path of a part of a field, as errors name fields."""
+    return field + "".join(
+        f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps
+    )
+
+
+def children(node: Mapping[str, Any]) -> Iterator[tuple[Steps, Any]]:
+    """The schemas in a schema, and where they stand."""
+    for name, value in list(node.items()):
+        if name in NAMED and isinstance(value, Mapping):
+            for key, child in value.items():
+                yield (name, key), child
+        elif name in LISTS and isinstance(value, list):
+            for i, child in enumerate(value):
+                yield (name, i), child
         elif name in SCHEMAS:
-            schema[name] = change(value, f"{place}.{name}")
-    return schema
+            yield (name,), value
+
+
+def mapped(
+    node: Mapping[str, Any],
+    change: Callable[[Steps, Any], Any],
+    steps: Steps = (),
+) -> dict[str, Any]:
+    """Gives the schema with what `change` makes of the schemas in it, which it
+    gets with their places; `steps` lead to the schema itself.
+    """
+    found = dict(node)
+    for name, value in node.items():
+        place = (*steps, name)
+        if name in NAMED and isinstance(value, Mapping):
+            found[name] = {k: change((*place, k), v) for k, v in value.items()}
+        elif name in LISTS and isinstance(value, list):
+            found[name] = [change((*place, i), v) for i, v in enumerate(value)]
+        elif name in SCHEMAS:
+            found[name] = change(place, value)
+    return found
 
 
 def _pruned(root: dict[str, Any]) -> Any:
@@ -147,14 +163,14 @@ def _pruned(root: dict[str, Any]) -> Any:
     if known is None:
         return root
 
-    def change(part: Any, place: str) -> Any:
+    def change(_: Steps, part: Any) -> Any:
         if not isinstance(part, Mapping):
             return part
         if not _ends(part, known.__contains__):
             return False
-        return _changed(dict(part), place, change)
+        return mapped(part, change)
 
-    return change(root, "")
+    return change((), root)
 
 
 def _without_circles(
@@ -165,16 +181,16 @@ def _without_circles(
     """
     known = _places_with_end(root) or frozenset()
 
-    def change(part: Any, place: str) -> Any:
+    def change(steps: Steps, part: Any) -> Any:
         if not isinstance(part, Mapping):
             return part
         found = dict(part)
         if is_place(found.get("$ref")) and found["$ref"] not in known:
-            removed.append((f"{place}.$ref", _ENDLESS))
+            removed.append((dotted("", (*steps, "$ref")), _ENDLESS))
             del found["$ref"]
-        return _changed(found, place, change)
+        return mapped(found, change, steps)
 
-    found: dict[str, Any] = change(root, "")
+    found: dict[str, Any] = change((), root)
     return found
 
 
@@ -197,14 +213,14 @@ def _places_with_end(root: Any) -> frozenset[str] | None:
     known: set[str] = set()
     seen: set[str] = set()
 
-    def find(part: Any, _: str) -> Any:
+    def find(part: Any) -> None:
         if isinstance(part, Mapping):
             if is_place(part.get("$ref")):
                 seen.add(part["$ref"])
-            _changed(dict(part), "", find)
-        return part
+            for _, child in children(part):
+                find(child)
 
-    find(root, "")
+    find(root)
     if not seen:
         return None
     work = list(seen)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from gemmakv.errors import brief
@@ -23,13 +23,16 @@ from gemmakv.generation._schema_check import (
     NAMED,
     SCHEMAS,
     SchemaError,
+    Steps,
+    children,
+    dotted,
     is_place,
+    mapped,
     resolve,
 )
 
 MOST_TRIALS = 2_000  # of one request; each takes about 0.3 ms
 
-Steps = tuple[str | int, ...]
 _Key = TypeVar("_Key")
 
 
@@ -93,13 +96,6 @@ class Unfit:
         return SchemaError(dotted(field, self.steps), why + more)
 
 
-def dotted(field: str, steps: Steps) -> str:
-    """The path of a part of a field, as errors name fields."""
-    return field + "".join(
-        f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps
-    )
-
-
 def pointer(steps: Steps) -> str:
     """A JSON pointer, in the form that a URI's fragment has."""
     names = (str(s).replace("~", "~0").replace("/", "~1") for s in steps)
@@ -138,16 +134,16 @@ def with_usual_forms(
             elif kept is not _ABSENT:
                 found[name] = kept
 
-        def cleaned(inner: Steps, child: Any) -> Any:
-            if isinstance(child, Mapping):
-                return clean(child, (*steps, *inner))
-            if not isinstance(child, bool):
-                why = f"expected a JSON schema, found {brief(child)}"
-                left.append(Unfit((*steps, *inner), why))
-                child = {}
-            return child
+        return mapped(found, cleaned, steps)
 
-        return mapped(found, cleaned)
+    def cleaned(steps: Steps, child: Any) -> Any:
+        if isinstance(child, Mapping):
+            return clean(child, steps)
+        if not isinstance(child, bool):
+            why = f"expected a JSON schema, found {brief(child)}"
+            left.append(Unfit(steps, why))
+            child = {}
+        return child
 
     return clean(schema, ()), left
 
@@ -197,48 +193,6 @@ def _usual(name: str, value: Any, root: Any) -> tuple[Any, str]:
     if expected:
         return None, f"expected {expected}, found {brief(value)}"
     return value, ""
-
-
-def children(node: Mapping[str, Any]) -> Iterator[tuple[Steps, Any]]:
-    """The schemas in a schema, and where they stand."""
-    for name, value in list(node.items()):
-        if name in NAMED and isinstance(value, Mapping):
-            for key, child in value.items():
-                yield (name, key), child
-        elif name in LISTS and isinstance(value, list):
-            for i, child in enumerate(value):
-                yield (name, i), child
-        elif name in SCHEMAS:
-            yield (name,), value
-
-
-def mapped(
-    node: Mapping[str, Any], change: Callable[[Steps, Any], Any]
-) -> dict[str, Any]:
-    """The schema with what `change` makes of the schemas in it, which it gets
-    with their places.
-    """
-    found = dict(node)
-    for name, value in node.items():
-        if name in NAMED and isinstance(value, Mapping):
-            found[name] = {k: change((name, k), v) for k, v in value.items()}
-        elif name in LISTS and isinstance(value, list):
-            found[name] = [change((name, i), v) for i, v in enumerate(value)]
-        elif name in SCHEMAS:
-            found[name] = change((name,), value)
-    return found
-
-
-def _replaced(node: dict[str, Any], steps: Steps, new: Any) -> dict[str, Any]:
-    """The schema with another one at a place of `children`."""
-    name = str(steps[0])
-    if len(steps) == 1:
-        return {**node, name: new}
-    if isinstance(steps[1], int):
-        inner = list(node[name])
-        inner[steps[1]] = new
-        return {**node, name: inner}
-    return {**node, name: {**node[name], steps[1]: new}}
 
 
 def without(schema: Any, removed: Iterable[Steps]) -> Any:
@@ -384,14 +338,16 @@ class Fitting:
             # An optional property may be absent where nothing satisfies it.
             return refused({"type": "object", "properties": {"x": node}})
 
+        def inner(steps: Steps, child: Any) -> Any:
+            if not isinstance(child, Mapping):
+                return child
+            return self._repair(child, steps, refused, found)
+
         mended = {k: v for k, v in node.items() if k != "$ref"}
         defines = any(name in mended for name in ("$defs", "definitions"))
         if not defines and alone(mended) is None:
             return mended
-        for inner, child in children(mended):
-            if isinstance(child, Mapping):
-                new = self._repair(child, (*steps, *inner), refused, found)
-                mended = _replaced(mended, inner, new)
+        mended = mapped(mended, inner, steps)
         if alone(mended) is None:
             return mended
         good: dict[str, Any] = {}

@@ -476,7 +476,7 @@ class Stream(PieceStream):
     def _pause(self) -> float | None:
         return None if self._prompt_callback is None else REPORT_S
 
-    def forget_callbacks(self) -> None:
+    def _forget_callbacks(self) -> None:
         """Tells nobody any more how far it is."""
         self._callback = self._prompt_callback = None
 
@@ -484,7 +484,7 @@ class Stream(PieceStream):
         try:
             callback(done, total)
         except BaseException as error:
-            self.forget_callbacks()
+            self._forget_callbacks()
             self._failure = error
             self._failed = True
             if not self._finished:

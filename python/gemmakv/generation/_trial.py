@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._schema_fit import Tried
+from gemmakv.generation._trial_process import refusal
 
 # Imported where one is started: most programs start none.
 if TYPE_CHECKING:
@@ -46,13 +46,6 @@ class Trials:
     def __del__(self) -> None:
         for process in getattr(self, "_idle", ()):
             _end(process)
-
-    def passes(self, grammar: Grammar, seconds: float) -> bool:
-        """Whether it compiles, or is refused, in so many seconds of a
-        processor. Raises MemoryError if no process can be had.
-        """
-        tried = [Tried(grammar.kind, grammar.text)]
-        return self.refusals(tried, seconds) is not None
 
     def refusals(
         self, grammars: Sequence[Tried], seconds: float
@@ -86,8 +79,6 @@ class Trials:
         a thread with `STACK_BYTES` of stack.
         """
         import llguidance
-
-        from gemmakv.generation._trial_process import refusal
 
         vocabulary = llguidance.LLTokenizer("byte")
         limits = llguidance.LLParserLimits(**self._limits)

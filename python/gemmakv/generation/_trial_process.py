@@ -28,7 +28,7 @@ def refusal(
     `lenient`: keywords of a JSON schema that it does not know are no reason.
     """
     try:
-        core = _made(guidance, vocabulary, limits, grammar)
+        core = matcher_of(guidance, vocabulary, limits, grammar)
     except ValueError as error:
         return str(error)
     if not core.is_error():
@@ -42,9 +42,12 @@ def refusal(
     return str(core.get_error()) if core.is_error() else None
 
 
-def _made(
+def matcher_of(
     guidance: Any, vocabulary: Any, limits: Any, grammar: dict[str, Any]
 ) -> Any:
+    """Has llguidance compile a grammar. Raises ValueError, or the matcher has
+    an error, if it refuses that.
+    """
     make, source = guidance.LLMatcher, grammar["text"]
     if grammar["kind"] == "json_schema":
         overrides = dict(grammar["overrides"], lenient=grammar["lenient"])

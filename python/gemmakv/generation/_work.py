@@ -17,6 +17,7 @@ from typing import (
 
 from gemmakv import _core
 from gemmakv._support.loops import Bell, until_done
+from gemmakv._support.progress import Report
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._stream import REPORT_S
 
@@ -36,7 +37,7 @@ class Job(NamedTuple):
     caches: list[_core.KVCache]
     prompts: list[TokenArray]
     options: list[_core.GenerateOptions]
-    report: Callable[[int, bool], None] | None = None
+    report: Report | None = None
     streamed: bool = False  # is not waited for
     optional_bos: Sequence[bool] = ()
     # Of each row: positions that others are likely to begin with.

@@ -126,7 +126,6 @@ def fetch(alias: Alias, progress: Callback | None = None) -> Path:
         if _is_noted(path, alias):
             return path
         if not _is_sound(path, alias):
-            _remove_leftovers(path)
             _assemble(alias, path, progress)
         write_atomically(_note_of(path), _note(path, alias))
     return path
@@ -196,9 +195,3 @@ def _is_noted(path: Path, alias: Alias) -> bool:
         return _note_of(path).read_bytes() == _note(path, alias)
     except OSError:
         return False
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Deletes what a killed process left behind. Requires: the lock."""
-    for leftover in path.parent.glob(f".{path.name}.*.tmp"):
-        leftover.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copyreg
 import enum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gemmakv import _core
 from gemmakv._core import ModelConfig
@@ -46,7 +46,6 @@ def _reduce(config: ModelConfig) -> tuple[Any, tuple[dict[str, Any]]]:
 copyreg.pickle(ModelConfig, _reduce)
 
 
-@runtime_checkable
 class LoadedModel(Protocol):
     """What caches need of a `Gemma`."""
 
@@ -69,13 +68,11 @@ def config_of(
     if isinstance(model, str):
         alias = ALIASES.get(model)
         return ModelConfig.from_name(alias.model_type if alias else str(model))
-    if isinstance(model, LoadedModel):
-        return model.config
-    raise unexpected(
-        "model",
-        "a ModelType, its name, an alias, a ModelConfig or a Gemma",
-        model,
-    )
+    config = getattr(model, "config", None)  # also of a Gemma that is closed
+    if isinstance(config, ModelConfig):
+        return config
+    expected = "a ModelType, its name, an alias, a ModelConfig or a Gemma"
+    raise unexpected("model", expected, model)
 
 
 def type_of(config: ModelConfig) -> ModelType | None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from gemmakv import _core
-from gemmakv.errors import CorruptFile, brief
-
 # What EmbeddingGemma was trained with (its config_sentence_transformers.json);
 # files of other formats do not say it.
 PUBLISHED_PROMPTS: Mapping[str, str] = {
@@ -41,19 +38,3 @@ class EmbeddingInfo:
     prompts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     default_prompt: str | None = None
     adds_eos: bool = False
-
-
-def embedding_of_gguf(path: str, file: _core.GgufFile) -> EmbeddingInfo:
-    """Reads an open GGUF file of a model of embeddings.
-
-    Raises CorruptFile for a value of a wrong type.
-    """
-    present = set(file.keys())
-    key = "tokenizer.ggml.add_eos_token"
-    adds_eos = file.get(key) if key in present else False
-    if not isinstance(adds_eos, bool):
-        raise CorruptFile(
-            f"{path}: metadata {key} is {brief(adds_eos)}, expected true or "
-            "false"
-        )
-    return EmbeddingInfo(PUBLISHED_PROMPTS, None, adds_eos)

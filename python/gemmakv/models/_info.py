@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 
 from gemmakv import _core
-from gemmakv._support.documents import is_size
-from gemmakv.errors import CorruptFile, brief
-from gemmakv.models._embedding import EmbeddingInfo, embedding_of_gguf
+from gemmakv._support.documents import Section, is_size
+from gemmakv.errors import CorruptFile
+from gemmakv.models._embedding import PUBLISHED_PROMPTS, EmbeddingInfo
 
 # "gemma-3-1b-it", "Gemma 2 2b It", "gemma-it.Q4_0": a word of its own.
 _TUNED = re.compile(r"(?i)(?:^|[-_. ])(?:it|instruct|chat)(?:[-_. ]|$)")
@@ -49,45 +49,40 @@ class ModelInfo:
 def info_of_gguf(
     path: str, file: _core.GgufFile, embeds: bool
 ) -> ModelInfo:
-    """Of an open GGUF file; values of a wrong type count as absent, but for
-    those that would let through what is never to be sampled. `embeds`: whether
-    it is a model of embeddings.
+    """Reads an open GGUF file; `embeds`: of a model of embeddings.
 
-    Raises CorruptFile.
+    Values of a wrong type count as absent, but for those that change what is
+    computed or let through what is never to be sampled. Raises CorruptFile.
     """
-    present = set(file.keys())
+    known = {*_NAMES, _TEMPLATE, *_GGUF_SAMPLING, _SUPPRESSED, _ADDS_EOS}
+    values = {key: file.get(key) for key in known & set(file.keys())}
+    stated = Section(values, path, "metadata ")
 
     def text(key: str) -> str | None:
-        value = file.get(key) if key in present else None
+        value = values.get(key)
         return value if isinstance(value, str) and value else None
 
-    keys = ("general.name", "general.basename", "general.finetune")
-    names = [text(key) for key in keys]
     stem = os.path.splitext(os.path.basename(path))[0]
+    embedding = EmbeddingInfo()
+    if embeds:
+        adds_eos = stated.flag(_ADDS_EOS, False)
+        embedding = EmbeddingInfo(PUBLISHED_PROMPTS, None, adds_eos)
+    suppressed = values.get(_SUPPRESSED, [])
+    if not isinstance(suppressed, list) or not all(map(is_size, suppressed)):
+        raise stated.wrong(_SUPPRESSED, "a list of token ids")
     return ModelInfo(
-        names=tuple(name for name in [*names, stem] if name),
-        chat_template=text("tokenizer.chat_template"),
-        sampling=_sampling(
-            {key: file.get(key) for key in present & set(_GGUF_SAMPLING)},
-            _GGUF_SAMPLING,
-        ),
-        embedding=embedding_of_gguf(path, file) if embeds else EmbeddingInfo(),
-        suppressed=_suppressed_of_gguf(
-            path, file.get(_SUPPRESSED) if _SUPPRESSED in present else []
-        ),
+        names=tuple(filter(None, [*map(text, _NAMES), stem])),
+        chat_template=text(_TEMPLATE),
+        sampling=_sampling(values, _GGUF_SAMPLING),
+        embedding=embedding,
+        suppressed=tuple(sorted(set(suppressed))),
     )
 
 
+_NAMES = ("general.name", "general.basename", "general.finetune")
+_TEMPLATE = "tokenizer.chat_template"
 _SUPPRESSED = "tokenizer.ggml.suppress_tokens"
-
-
-def _suppressed_of_gguf(path: str, found: object) -> tuple[int, ...]:
-    if not isinstance(found, list) or not all(is_size(i) for i in found):
-        raise CorruptFile(
-            f"{path}: metadata {_SUPPRESSED} is {brief(found)}, expected a "
-            "list of token ids"
-        )
-    return tuple(sorted(set(found)))
+_ADDS_EOS = "tokenizer.ggml.add_eos_token"
 
 
 def check_suppressed(info: ModelInfo, path: str, vocab_size: int) -> None:

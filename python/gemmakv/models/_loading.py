@@ -21,12 +21,8 @@ from gemmakv.models._info import ModelInfo, check_suppressed, info_of_gguf
 from gemmakv.models._packed import PackedWeights
 from gemmakv.models._split import parts_of
 from gemmakv.tokenizers._directory import tokenizer_of_folder
-from gemmakv.tokenizers._gguf import (
-    has_merges,
-    pieces_of_gguf,
-    tokenizer_of_gguf,
-)
-from gemmakv.tokenizers._tokenizer import Tokenizer
+from gemmakv.tokenizers._gguf import pieces_of_gguf, tokenizer_of_gguf
+from gemmakv.tokenizers._tokenizer import Tokenizer, set_ends
 
 if TYPE_CHECKING:
     from gemmakv.models.huggingface import ModelFolder
@@ -89,8 +85,9 @@ def load(
     else:
         engine, tokenizer = _load_folder(path, model, how)
         info, left_out = model.info, model.left_out
+    _core.trim_heap()
     if tokenizer is not None:
-        tokenizer.set_ends(engine.config.bos_id, engine.config.eos_ids)
+        set_ends(tokenizer, engine.config.bos_id, engine.config.eos_ids)
     warn_of_parts(path, left_out, stacklevel=4)
     check_suppressed(info, path, engine.config.vocab_size)
     if folder is not None:
@@ -150,10 +147,7 @@ def _load_folder(
         model.places,
         *how,
     )
-    if tokenizer is not None:
-        check_vocab_size(tokenizer, engine)
-        engine.set_token_bytes(tokenizer.token_bytes)
-    _core.trim_heap()
+    give_tokenizer(engine, tokenizer)
     return engine, tokenizer
 
 
@@ -182,18 +176,14 @@ def _load_gguf(
 ) -> tuple[_core.Engine, Tokenizer | None]:
     # The core finds out at once whether it reads a tokenizer; the others are
     # read before the weights, which may take minutes.
-    if has_merges(file):
-        tokenizer = tokenizer_of_gguf(path)
+    if _core.has_merges(file):
+        tokenizer = tokenizer_of_gguf(path, file)
         engine = _core.Engine.load_gguf(os.fsencode(path), *how)
-        if tokenizer is not None:
-            check_vocab_size(tokenizer, engine)
-            engine.set_token_bytes(tokenizer.token_bytes)
+        give_tokenizer(engine, tokenizer)
     else:
         engine, tokenizer = _load_both(path, file, how)
         if tokenizer is not None:
-            check_vocab_size(tokenizer, engine)
-    if tokenizer is not None:
-        _core.trim_heap()
+            _check_vocab_size(tokenizer, engine)
     return engine, tokenizer
 
 
@@ -225,7 +215,18 @@ def _load_both(
     return engine, found.result()
 
 
-def check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:
+def give_tokenizer(
+    engine: _core.Engine, tokenizer: Tokenizer | None
+) -> None:
+    """Tells an engine that has not read it what the text of each token is.
+    Raises MismatchError for the tokenizer of another model.
+    """
+    if tokenizer is not None:
+        _check_vocab_size(tokenizer, engine)
+        engine.set_token_bytes(tokenizer.token_bytes)
+
+
+def _check_vocab_size(tokenizer: Tokenizer, engine: _core.Engine) -> None:
     """Raises MismatchError if text has tokens without rows in the embedding.
 
     Tokens may be without that no text becomes: those of control, and all that

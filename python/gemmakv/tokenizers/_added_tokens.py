@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gemmakv import _core
-from gemmakv._support.documents import read_object
+from gemmakv._support.documents import Section
 from gemmakv._support.text import is_unicode
 from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
 
@@ -77,32 +77,28 @@ def read_marks(
     """Reads the files of a Hugging Face directory.
 
     `tokenizer_json` is the content of tokenizer.json if it counts.
-    `may_add_eos`: whether texts may have an end. Raises
-    CorruptFile for what is damaged or contradicts itself, MismatchError for
-    settings that are not Gemma's.
+    `may_add_eos`: whether texts may have an end. Raises CorruptFile for what is
+    damaged or contradicts itself, MismatchError for settings that are not
+    Gemma's.
     """
     tokens: list[tuple[int, AddedToken]] = []
     special: dict[str, Path] = {}
     path = folder / "tokenizer_config.json"
-    if path.exists():
-        config = read_object(path)
-        _check_settings(config, path, may_add_eos)
-        tokens += _added_by_id(config, path)
-        special.update((text, path) for text in _named(config, path))
+    config = Section.of_file(path).values
+    _check_settings(config, path, may_add_eos)
+    tokens += _added_by_id(config, path)
+    special.update((text, path) for text in _named(config, path))
     path = folder / "special_tokens_map.json"
-    if path.exists():
-        names = _named(read_object(path), path)
-        special.update((text, path) for text in names)
+    names = _named(Section.of_file(path).values, path)
+    special.update((text, path) for text in names)
     path = folder / "added_tokens.json"
-    if path.exists():
-        for text, token in read_object(path).items():
-            _check_id(token, path)
-            tokens.append((token, AddedToken(text, False, path)))
+    for text, token in Section.of_file(path).values.items():
+        _check_id(token, path)
+        tokens.append((token, AddedToken(text, False, path)))
     path = folder / "tokenizer.json"
-    if tokenizer_json is None and not tokens and path.exists():
-        tokenizer_json = read_object(path)
-    if tokenizer_json is not None:
-        tokens += _added_in_list(tokenizer_json, path)
+    if tokenizer_json is None and not tokens:
+        tokenizer_json = Section.of_file(path).values
+    tokens += _added_in_list(tokenizer_json or {}, path)
     added = _united(tokens)
     special.update((t.content, t.file) for t in added.values() if t.special)
     return Marks(added, special)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from gemmakv import _core
@@ -11,35 +10,28 @@ from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._gguf_pieces import PieceTokenizer
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
-    check_bytes,
     filter_merges,
+    fit_rows,
     import_tokenizers,
-    take_below,
 )
-from gemmakv.tokenizers._tokenizer import (
-    BYTE_PIECES,
-    SPACE_MARK,
-    Tokenizer,
-    check_rows,
-)
+from gemmakv.tokenizers._tokenizer import BYTE_PIECES, SPACE_MARK, Tokenizer
 
 _PREFIX = "tokenizer.ggml."
 # Types of tokens.
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 
 
-def tokenizer_of_gguf(path: str) -> Tokenizer | None:
-    """Reads a file's tokenizer; None for a file that holds nothing of one.
+def tokenizer_of_gguf(path: str, file: _core.GgufFile) -> Tokenizer | None:
+    """Reads the tokenizer of the open file at `path`; None for a file that
+    holds nothing of one.
 
-    Raises OSError, CorruptFile for a vocabulary that is damaged,
-    MismatchError for one that is not of Gemma's kinds, GemmaKVError if a
-    package is missing.
+    Raises CorruptFile for a vocabulary that is damaged, MismatchError for one
+    that is not of Gemma's kinds, GemmaKVError if a package is missing.
     """
-    file = _core.GgufFile(os.fsencode(path))
-    if has_merges(file):
-        names = file.keys()
-        keys = {key for key in names if key.startswith(_PREFIX)}
-        return _merges_tokenizer(path, file, keys)
+    # Merges decide, not scores, in Gemma 4's. The core does not know the text
+    # of such tokens.
+    if _core.has_merges(file):
+        return _merges_tokenizer(path, file)
     return pieces_of_gguf(file)
 
 
@@ -56,15 +48,6 @@ def pieces_of_gguf(file: _core.GgufFile) -> PieceTokenizer | None:
     return PieceTokenizer(_core.PieceEncoder(file))
 
 
-def has_merges(file: _core.GgufFile) -> bool:
-    """Tells whether merges decide, not scores, as in Gemma 4's. The core does
-    not know the text of such tokens.
-
-    Raises CorruptFile or MismatchError for keys that contradict each other.
-    """
-    return _core.has_merges(file)
-
-
 def _rows_of(file: _core.GgufFile, default: int) -> int:
     """Counts the tokens that have a row in the embedding; `default` of a file
     without one.
@@ -75,10 +58,9 @@ def _rows_of(file: _core.GgufFile, default: int) -> int:
     return default
 
 
-def _merges_tokenizer(
-    path: str, file: _core.GgufFile, keys: set[str]
-) -> MergesTokenizer:
+def _merges_tokenizer(path: str, file: _core.GgufFile) -> MergesTokenizer:
     package = import_tokenizers(path)
+    keys = set(file.keys())
 
     def array(name: str, kind: type) -> list[Any]:
         key = _PREFIX + name
@@ -111,11 +93,7 @@ def _merges_tokenizer(
         if kind in (_UNKNOWN, _CONTROL, _UNUSED) or marks.is_control(piece)
     )
     rows = _rows_of(file, len(pieces))
-    without = frozenset(range(rows, len(pieces)))
-    check_rows(path, len(pieces), rows, len(without - silent))
-    silent |= without
-    known = take_below(ids, rows)
-    check_bytes(path, known)
+    known, silent = fit_rows(path, ids, silent, rows)
     merges = filter_merges(array("merges", str), known, ids)
     pairs = [tuple(merge.split(" ")) for merge in merges]
     odd = [" ".join(pair) for pair in pairs if len(pair) != 2]

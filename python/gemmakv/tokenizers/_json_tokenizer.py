@@ -16,12 +16,11 @@ from gemmakv.errors import (
 from gemmakv.tokenizers._added_tokens import Marks
 from gemmakv.tokenizers._merges import (
     MergesTokenizer,
-    check_bytes,
     filter_merges,
+    fit_rows,
     import_tokenizers,
-    take_below,
 )
-from gemmakv.tokenizers._tokenizer import BYTE_PIECES, SPACE_MARK, check_rows
+from gemmakv.tokenizers._tokenizer import BYTE_PIECES, SPACE_MARK
 
 # Settings of the model and what they must be; None stands for any of the
 # values that mean the same as nothing.
@@ -68,12 +67,8 @@ class JsonTokenizer(MergesTokenizer):
         silent = frozenset(
             token for piece, token in ids.items() if marks.is_control(piece)
         )
-        rows = len(ids) if rows is None else min(rows, len(ids))
-        without = frozenset(range(rows, len(ids)))
-        check_rows(str(path), len(ids), rows, len(without - silent))
-        silent |= without
-        known = take_below(ids, rows)
-        check_bytes(str(path), known)
+        rows = len(ids) if rows is None else rows
+        known, silent = fit_rows(str(path), ids, silent, rows)
         model = content["model"]
         merges = filter_merges(model.get("merges"), known, ids)
         if not isinstance(merges, list) or not merges:

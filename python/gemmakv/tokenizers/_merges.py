@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
-from gemmakv._support.extras import install_command
-from gemmakv.errors import (
-    CorruptFile,
-    GemmaKVError,
-    MismatchError,
-    brief,
-    one_line,
-)
-from gemmakv.tokenizers._tokenizer import Tokenizer, byte_piece
+from gemmakv._support.extras import import_extra
+from gemmakv.errors import CorruptFile, MismatchError, brief, one_line
+from gemmakv.tokenizers._tokenizer import Tokenizer, byte_piece, check_rows
 
 _LONG = 16_384  # characters that others do not wait for
 
@@ -99,33 +92,32 @@ class MergesTokenizer(Tokenizer):
 
 def import_tokenizers(name: str) -> Any:
     """Imports it. Raises GemmaKVError that begins with `name` without it."""
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise GemmaKVError(
-            f"{name}: reading it needs the package tokenizers ({error}); "
-            f"install it with: {install_command('tokenizers')}"
-        ) from None
+    return import_extra("tokenizers", "tokenizers", f"{name}: reading it")
 
 
-def check_bytes(name: str, ids: Mapping[str, int]) -> None:
-    """Raises CorruptFile that begins with `name` if a byte has no token."""
+def fit_rows(
+    name: str, ids: Mapping[str, int], silent: frozenset[int], rows: int
+) -> tuple[Mapping[str, int], frozenset[int]]:
+    """Gives the tokens among `ids`, which are 0 to their number - 1, that have
+    one of `rows` in the embedding, and those that no text becomes: `silent` and
+    all without a row.
+
+    Raises, with `name` in front: MismatchError for the tokenizer of another
+    model, CorruptFile if a byte has no token.
+    """
+    without = frozenset(range(rows, len(ids)))
+    check_rows(name, len(ids), rows, len(without - silent))
+    known = ids
+    if without:
+        known = {piece: token for piece, token in ids.items() if token < rows}
     for value in range(256):
         # Some files have the tab itself in the place of its byte.
-        if byte_piece(value) in ids or value < 0x80 and chr(value) in ids:
+        if byte_piece(value) in known or value < 0x80 and chr(value) in known:
             continue
         raise CorruptFile(
             f"{name}: the vocabulary has no token {byte_piece(value)}"
         )
-
-
-def take_below(ids: Mapping[str, int], rows: int) -> Mapping[str, int]:
-    """Gives the tokens among `ids`, which are 0 to their number - 1, that are
-    below `rows`.
-    """
-    if rows >= len(ids):
-        return ids
-    return {piece: token for piece, token in ids.items() if token < rows}
+    return known, silent | without
 
 
 def filter_merges(

@@ -120,13 +120,6 @@ class Tokenizer(abc.ABC):
         ends = () if eos_id is None else (eos_id,)
         return -1 if bos_id is None else bos_id, ends
 
-    def set_ends(self, bos_id: int, eos_ids: Sequence[int]) -> None:
-        """Replaces the tokens found by name; `bos_id` < 0 is none.
-
-        The loader of a model calls it, before anybody else has the tokenizer.
-        """
-        self._ends = bos_id, tuple(eos_ids)
-
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """UTF-8 bytes of each token, [vocab_size]; empty for control tokens.
@@ -201,13 +194,20 @@ class Tokenizer(abc.ABC):
         """Splits a text into parts: (a control token's string, its id) and,
         between them, (text, None). No part is empty.
         """
+        table, lengths, starts = self._specials
         parts: list[tuple[str, int | None]] = []
-        done = 0
-        for start, end, token in self._find_specials(text):
-            if start > done:
-                parts.append((text[done:start], None))
-            parts.append((text[start:end], token))
-            done = end
+        done = position = 0
+        while match := starts.search(text, position):
+            start = match.start()
+            position = start + 1
+            for length in lengths:  # the longest first
+                token = table.get(text[start : start + length])
+                if token is not None:
+                    if start > done:
+                        parts.append((text[done:start], None))
+                    done = position = start + length
+                    parts.append((text[start:done], token))
+                    break
         if done < len(text):
             parts.append((text[done:], None))
         return parts
@@ -243,28 +243,21 @@ class Tokenizer(abc.ABC):
                 name, f"a token id in [0, {self._vocab_size})", token
             ) from None
 
-    def _find_specials(self, text: str) -> Iterable[tuple[int, int, int]]:
-        """Non-overlapping (start, end, token), leftmost, longest first."""
-        position = 0
-        while match := self._special_start.search(text, position):
-            start = match.start()
-            position = start + 1
-            for length in self._special_lengths:
-                token = self._specials.get(text[start : start + length])
-                if token is not None:
-                    position = start + length
-                    yield start, position, token
-                    break
-
     @cached_property
-    def _specials(self) -> dict[str, int]:
-        return {self._pieces[i]: i for i in self._silent if self._pieces[i]}
+    def _specials(self) -> tuple[dict[str, int], list[int], re.Pattern[str]]:
+        """The ids of control tokens by their texts, the lengths of these,
+        descending, and a pattern of their first characters.
+        """
+        table = {self._pieces[i]: i for i in self._silent if self._pieces[i]}
+        lengths = sorted({len(text) for text in table}, reverse=True)
+        starts = "|".join(sorted({re.escape(text[0]) for text in table}))
+        return table, lengths, re.compile(starts or "(?!)")
 
-    @cached_property
-    def _special_lengths(self) -> list[int]:
-        return sorted({len(text) for text in self._specials}, reverse=True)
 
-    @cached_property
-    def _special_start(self) -> re.Pattern[str]:
-        starts = sorted({text[0] for text in self._specials})
-        return re.compile("|".join(map(re.escape, starts)) or "(?!)")
+def set_ends(
+    tokenizer: Tokenizer, bos_id: int, eos_ids: Sequence[int]
+) -> None:
+    """Replaces the ends that are found by name, before anybody else has the
+    tokenizer; `bos_id` < 0 is none.
+    """
+    tokenizer._ends = bos_id, tuple(eos_ids)

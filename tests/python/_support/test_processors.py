@@ -65,7 +65,6 @@ def test_one_thread_for_each_core(
     describe_cores(tmp_path, ["3", "7"], node=1)
     may: set[int] = set()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: may)
-    monkeypatch.setattr(processors, "_PROCESSORS", tmp_path)
     monkeypatch.setattr(processors.cores, "__defaults__", (tmp_path,))
     quota: list[float | None] = [None]
     monkeypatch.setattr(processors, "cpu_quota", lambda: quota[0])

@@ -15,6 +15,7 @@ import gemmakv
 from gemmakv import ArgumentError, GemmaKVError, Grammar
 from gemmakv.generation import _constraints, _trial
 from gemmakv.generation._requests import requests_of
+from gemmakv.generation._schema_fit import Tried
 from gemmakv.generation._trial import Trials
 from support import tiny_gguf
 from support.extras import needs
@@ -337,20 +338,26 @@ SLOW = Grammar.json_schema(
 )
 
 
+def passes(trials: Trials, grammar: Grammar, seconds: float) -> bool:
+    """Tells whether a grammar compiles, or is refused, in that time."""
+    tried = [Tried(grammar.kind, grammar.text)]
+    return trials.refusals(tried, seconds) is not None
+
+
 @pytest.mark.slow
 def test_a_trial_bounds_what_compiling_takes(tiny: gemmakv.Gemma) -> None:
     trials = requests_of(tiny).compiler._trials
-    assert not trials.passes(SLOW, 0.1)
-    assert trials.passes(WORDS, 9)
+    assert not passes(trials, SLOW, 0.1)
+    assert passes(trials, WORDS, 9)
     [process] = trials._idle
-    assert trials.passes(PAIR, 9) and trials._idle == [process]
+    assert passes(trials, PAIR, 9) and trials._idle == [process]
     # Refused is ended: the compiler says why.
-    assert trials.passes(Grammar.json_schema({"not": {}}), 9)
-    assert trials.passes(Grammar.regex("("), 9)
+    assert passes(trials, Grammar.json_schema({"not": {}}), 9)
+    assert passes(trials, Grammar.regex("("), 9)
     # Somebody ends it while nobody needs it.
     process.kill()
     process.wait()
-    assert trials.passes(WORDS, 9) and trials._idle != [process]
+    assert passes(trials, WORDS, 9) and trials._idle != [process]
     with pytest.raises(ValueError, match="^x: "):
         requests_of(tiny).compiler.compile("x", SLOW, 0.1)
 
@@ -359,17 +366,17 @@ def test_a_trial_may_die_of_its_grammar(tiny: gemmakv.Gemma) -> None:
     """Each is tried in a process with less stack than a chain takes."""
     trials = Trials(_constraints._LIMITS, _constraints._JSON)
     long = referring(3000, lambda one: one)
-    assert trials.passes(long, 9)
+    assert passes(trials, long, 9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_trial, "STACK_BYTES", 1 << 20)
         trials = Trials(_constraints._LIMITS, _constraints._JSON)
-        assert not trials.passes(long, 9)
-        assert trials.passes(WORDS, 9)
+        assert not passes(trials, long, 9)
+        assert passes(trials, WORDS, 9)
 
 
 def test_trials_end_with_their_compiler() -> None:
     trials = Trials(_constraints._LIMITS, _constraints._JSON)
-    assert trials.passes(WORDS, 9)
+    assert passes(trials, WORDS, 9)
     [process] = trials._idle
     del trials
     gc.collect()
@@ -384,7 +391,7 @@ def test_no_process_for_a_trial(
 
     monkeypatch.setattr("subprocess.Popen", none)
     with pytest.raises(MemoryError, match="no process that compiles"):
-        Trials(_constraints._LIMITS, _constraints._JSON).passes(WORDS, 4)
+        passes(Trials(_constraints._LIMITS, _constraints._JSON), WORDS, 4)
 
 
 def test_a_large_schema_is_refused_before_it_is_written() -> None:

@@ -524,6 +524,7 @@ def test_a_closed_model(tiny_path: Path, tiny: Gemma) -> None:
             use()
     assert cache.tokens.tolist() == before and session.turns == 1
     assert gemma.config.hidden_size == tiny_gguf.HIDDEN
+    assert len(create_kv_cache(gemma)) == len(gemma.new_cache()) == 0
     # The conversation goes on with the same weights elsewhere.
     tiny.generate(cache, "a", max_tokens=1)
     again = Session.from_bytes(session.to_bytes(), tiny)

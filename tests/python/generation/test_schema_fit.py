@@ -10,11 +10,11 @@ import pytest
 
 from gemmakv.chat._tools import tool_use
 from gemmakv.generation import _schema_fit
+from gemmakv.generation._schema_check import dotted
 from gemmakv.generation._schema_fit import (
     Fitting,
     Tried,
     Unfit,
-    dotted,
     pointer,
     with_usual_forms,
 )

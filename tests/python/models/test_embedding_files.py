@@ -273,6 +273,15 @@ def test_wrong_modules_are_named(
     assert str(folder) in str(caught.value)
 
 
+def test_the_list_of_modules_may_begin_with_a_mark(folder: Path) -> None:
+    path = folder / "modules.json"
+    path.write_bytes("\ufeff".encode() + path.read_bytes())
+    assert gemmakv.Gemma.load(folder).config.dense_dim == 384
+    path.write_bytes(b"{}")
+    with pytest.raises(gemmakv.CorruptFile, match="expected a list of modules"):
+        gemmakv.Gemma.load(folder)
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "gemma3"])
 def test_other_models_look_one_way(folder: Path, kind: str) -> None:
     """Not what they are trained for, or the text part of another model."""

@@ -151,7 +151,7 @@ def test_leftovers_of_a_killed_process_are_removed(
 ) -> None:
     folder = folders.cache_folder()
     folder.mkdir(parents=True)
-    leftover = folder / ".fake.gguf.abc123.tmp"
+    leftover = folder / ".fake.gguf.123-0123abcd.tmp"
     leftover.write_bytes(b"half")
     models.fetch(alias)
     assert not leftover.exists()

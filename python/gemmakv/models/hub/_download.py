@@ -27,8 +27,8 @@ from gemmakv.models.hub._repository import (
 )
 from gemmakv.models.huggingface._safetensors import (
     INDEX_NAME,
-    SINGLE_NAME,
     read_weight_map,
+    single_file,
 )
 
 _PART = r"[A-Za-z0-9][\w.-]*"
@@ -254,7 +254,7 @@ def files_of(snapshot: Path) -> list[str]:
 def is_folder(files: Collection[str]) -> bool:
     """Tells whether files of these names are a model's directory."""
     return _CONFIG in files and (
-        INDEX_NAME in files or bool(_weights_without_index(files))
+        INDEX_NAME in files or single_file(files) is not None
     )
 
 
@@ -269,7 +269,8 @@ def files_of_folder(repository: Repository, listing: Listing) -> list[str]:
     check_no_adapter(str(repository.name), files)
     wanted = [file for file in _SMALL_FILES if file in files]
     if INDEX_NAME not in files:
-        return wanted + _weights_without_index(files)
+        single = single_file(files)
+        return wanted if single is None else [*wanted, single]
     folder = repository.fetch(listing, [INDEX_NAME])
     weights = _weights_of_index(folder)
     missing = [file for file in weights if file not in files]
@@ -295,14 +296,3 @@ def folder_here(snapshot: Path) -> str | None:
 
 def _weights_of_index(folder: Path) -> list[str]:
     return sorted(set(read_weight_map(folder / INDEX_NAME).values()))
-
-
-def _weights_without_index(files: Collection[str]) -> list[str]:
-    """Gives the one file of the weights; none if there are several."""
-    if SINGLE_NAME in files:
-        return [SINGLE_NAME]
-    found = [
-        file for file in files
-        if file.endswith(".safetensors") and "/" not in file
-    ]
-    return found if len(found) == 1 else []

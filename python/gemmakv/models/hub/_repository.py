@@ -12,10 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gemmakv._support.extras import install_command
+from gemmakv._support.extras import import_extra
 from gemmakv._support.files import write_atomically
 from gemmakv._support.progress import Callback
-from gemmakv.errors import GemmaKVError
 from gemmakv.models.hub._errors import (
     FileMissing,
     NoAnswer,
@@ -68,17 +67,9 @@ class Repository:
     """
 
     def __init__(self, name: HubName) -> None:
-        try:
-            self._api: Any = importlib.import_module("huggingface_hub")
-            constants: Any = importlib.import_module(
-                "huggingface_hub.constants"
-            )
-        except ImportError as error:
-            raise GemmaKVError(
-                f"{name}: no such file, and models of the hub need the "
-                f"package huggingface_hub ({error}); install it with: "
-                + install_command("hub")
-            ) from None
+        what = f"{name}: no such file, and a model of the hub"
+        self._api = import_extra("huggingface_hub", "hub", what)
+        constants: Any = importlib.import_module("huggingface_hub.constants")
         self.name = name
         # Read here as well: the package reads its own when it is imported.
         self._endpoint: str = (

@@ -147,11 +147,7 @@ def read_config(folder: Path) -> FolderConfig:
         default = {**_MULTIMODAL, **_DRAFTERS}[model_type]
         model_type = text.text("model_type", default)
         if drafter and model_type not in _DRAFTERS.values():
-            raise MismatchError(
-                str(
-                    text.wrong("model_type", " or ".join(_DRAFTERS.values()))
-                )
-            )
+            raise text.refusal("model_type", " or ".join(_DRAFTERS.values()))
     kind = _KINDS.get(model_type)
     if kind is None:
         known = ", ".join(sorted({*_KINDS, *_MULTIMODAL, *_DRAFTERS}))
@@ -195,9 +191,7 @@ def read_config(folder: Path) -> FolderConfig:
     if text is not top and "tie_word_embeddings" in text:
         tied = text.flag("tie_word_embeddings", True)
     if drafter and not tied:
-        raise MismatchError(
-            str(top.wrong("tie_word_embeddings", "true for a drafter"))
-        )
+        raise top.refusal("tie_word_embeddings", "true for a drafter")
     name = top.text("_name_or_path", "")
     return FolderConfig(config, tied, (name,) if name else (), modules)
 
@@ -219,9 +213,6 @@ class _Reader:
             self.second or self.drafts or kind.architecture == "gemma4"
         )
         self.streams = kind.architecture == "gemma3n"
-
-    def refuse(self, key: str, expected: str) -> MismatchError:
-        return MismatchError(str(self.text.wrong(key, expected)))
 
     def values(self) -> dict[str, Any]:
         """Arguments of ModelConfig."""
@@ -301,18 +292,18 @@ class _Reader:
                 key == "hidden_act" or self.kind.architecture == "gemma"
             )
             if found != _GELU_TANH and not legacy:
-                raise self.refuse(key, repr(_GELU_TANH))
+                raise self.text.refusal(key, repr(_GELU_TANH))
         if text.flag("attention_bias", False):
-            raise self.refuse("attention_bias", "false")
+            raise self.text.refusal("attention_bias", "false")
         if not text.flag("embeddings_scale_by_sqrt_dim", True):
-            raise self.refuse("embeddings_scale_by_sqrt_dim", "true")
+            raise self.text.refusal("embeddings_scale_by_sqrt_dim", "true")
         if not (self.embeds or text.flag("is_causal", True)):
-            raise self.refuse("is_causal", "true")
+            raise self.text.refusal("is_causal", "true")
         both_ways = text.values.get("use_bidirectional_attention")
         # Of image tokens only: text is causal.
         vision = self.by_kind and both_ways == "vision"
         if both_ways and not (self.embeds or vision):
-            raise self.refuse(
+            raise self.text.refusal(
                 "use_bidirectional_attention",
                 "null or 'vision'" if self.by_kind else "false",
             )
@@ -321,7 +312,7 @@ class _Reader:
         default = self.kind.head_dim or hidden // heads
         head_dim = self.text.size("head_dim", default or 1)
         if self.recurrent and head_dim != hidden // heads:
-            raise self.refuse(
+            raise self.text.refusal(
                 "head_dim", f"hidden_size / num_attention_heads, {default}"
             )
         return head_dim
@@ -348,7 +339,7 @@ class _Reader:
                     "layer_types", "'full_attention' as the last one"
                 )
             if "sliding" in kinds and "sliding" not in base.layer_kinds:
-                raise self.refuse("layer_types", "'full_attention' alone")
+                raise self.text.refusal("layer_types", "'full_attention' alone")
             return kinds
         for key in ("sliding_window_pattern", "_sliding_window_pattern"):
             if key in self.text and (
@@ -371,7 +362,7 @@ class _Reader:
             raise self.text.wrong(key, "at least one entry")
         for entry in types:
             if entry not in known:
-                raise self.refuse(
+                raise self.text.refusal(
                     key, f"{' or '.join(known)}, found {brief(entry)}"
                 )
         return [known[entry] for entry in types]
@@ -419,13 +410,13 @@ class _Reader:
                 final, 0.0 if self.by_kind else base.final_soft_cap
             )
         elif final in self.text:
-            raise self.refuse(final, "null for this model_type")
+            raise self.text.refusal(final, "null for this model_type")
         attn = "attn_logit_softcapping"
         if base.attn_soft_cap:
             caps["attn_soft_cap"] = cap(attn, base.attn_soft_cap)
         elif attn in self.text:
             # The reference has the key for Gemma 3, and ignores it.
-            raise self.refuse(attn, "null for this model_type")
+            raise self.text.refusal(attn, "null for this model_type")
         return caps
 
 
@@ -438,9 +429,8 @@ _SIZES = (
 
 def _token_ids(folder: Path, sections: list[Section]) -> dict[str, Any]:
     """eos_ids and bos_id: generation_config.json before config.json."""
-    path = folder / "generation_config.json"
-    if path.exists():
-        sections = [Section(read_object(path), str(path)), *sections]
+    generation = Section.of_file(folder / "generation_config.json")
+    sections = [generation, *sections]
     found: dict[str, Any] = {"eos_ids": [1], "bos_id": 2}
     for section in reversed(sections):
         eos = section.token_ids("eos_token_id")

@@ -6,7 +6,6 @@ from typing import Any
 
 from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section
-from gemmakv.errors import MismatchError
 from gemmakv.models.huggingface._layer_sizes import (
     full_layer_sizes,
     rope_by_kind,
@@ -32,7 +31,7 @@ def drafter_layers(
     """
     for key, expected in _NOT_IN_DRAFTERS.items():
         if text.values.get(key) not in (None, False, 0):
-            raise MismatchError(str(text.wrong(key, expected)))
+            raise text.refusal(key, expected)
     key = "num_kv_shared_layers"
     if text.values.get(key) not in (None, 0, len(kinds)):
         raise text.wrong(key, f"{len(kinds)}, all layers of a drafter")
@@ -54,14 +53,10 @@ def drafter_values(top: Section, vocab_size: int) -> dict[str, Any]:
     count = top.size("num_centroids", 2048)
     used = top.size("centroid_intermediate_top_k", 32)
     if vocab_size % (count * _CLUSTER):
-        raise MismatchError(
-            str(
-                top.wrong(
-                    "num_centroids",
-                    f"clusters of a multiple of {_CLUSTER} tokens, of "
-                    f"vocab_size {vocab_size}",
-                )
-            )
+        raise top.refusal(
+            "num_centroids",
+            f"clusters of a multiple of {_CLUSTER} tokens, of "
+            f"vocab_size {vocab_size}",
         )
     if used > count:
         raise top.wrong(

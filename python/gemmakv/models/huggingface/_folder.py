@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from gemmakv._core import ModelConfig
-from gemmakv._support.documents import Section, read_bytes, read_object
+from gemmakv._support.documents import Section, read_bytes
 from gemmakv.errors import CorruptFile, MismatchError
 from gemmakv.models._embedding import PUBLISHED_PROMPTS, EmbeddingInfo
 from gemmakv.models._forms import check_no_adapter
@@ -61,15 +61,13 @@ class ModelFolder:
         )
         tied = tied_tensors(stored, folder) if described.tied_head else None
         names = (*described.names, _name_of(folder.resolve()))
-        generation = folder / "generation_config.json"
-        sampling = read_object(generation) if generation.exists() else {}
-        stated = Section(sampling, str(generation))
+        generation = Section.of_file(folder / "generation_config.json")
         info = ModelInfo(
             names,
             chat_template_of(folder),
-            sampling_of_json(sampling),
+            sampling_of_json(generation.values),
             _embedding_info(folder, described.config),
-            _suppressed(stated),
+            _suppressed(generation),
         )
         return cls(described.config, files, places, left_out, info, tied)
 
@@ -91,7 +89,7 @@ def _suppressed(generation: Section) -> tuple[int, ...]:
     """Tokens that are never sampled. Raises CorruptFile or MismatchError."""
     key = "begin_suppress_tokens"
     if generation.values.get(key):
-        raise MismatchError(str(generation.wrong(key, "null or none")))
+        raise generation.refusal(key, "null or none")
     return tuple(sorted(set(generation.token_ids("suppress_tokens") or ())))
 
 
@@ -120,10 +118,7 @@ def chat_template_of(folder: Path) -> str | None:
             raise CorruptFile(f"{source}: expected UTF-8, {error}") from None
     # The former is the tokenizer's, the latter that of an image processor.
     for name in ("tokenizer_config.json", "chat_template.json"):
-        path = folder / name
-        if not path.exists():
-            continue
-        section = Section(read_object(path), str(path))
+        section = Section.of_file(folder / name)
         value = section.values.get("chat_template")
         if isinstance(value, list):
             value = _default_template(section, value)

@@ -6,7 +6,7 @@ from typing import Any
 
 from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section
-from gemmakv.errors import CorruptFile, MismatchError
+from gemmakv.errors import CorruptFile
 
 _SIZES = {"head_dim": "head_dim", "kv_heads": "num_key_value_heads"}
 _TYPES = {"full_attention": "full", "sliding_attention": "sliding"}
@@ -21,7 +21,7 @@ def encoder_layers(
     """
     for key, expected in _NOT_IN_ENCODERS.items():
         if text.values.get(key) not in (None, False, 0):
-            raise MismatchError(str(text.wrong(key, expected)))
+            raise text.refusal(key, expected)
     values = full_layer_sizes(text, kinds, base, full_kv_heads=1)
     return {
         **values,
@@ -92,9 +92,7 @@ def _override(
         raise overrides.wrong(key, "an object")
     for name in section.values:
         if name not in _SIZES.values():
-            raise MismatchError(
-                str(section.wrong(name, f"{' or '.join(_SIZES.values())} only"))
-            )
+            raise section.refusal(name, f"{' or '.join(_SIZES.values())} only")
     if key in _TYPES:
         chosen = [i for i, kind in enumerate(kinds) if kind == _TYPES[key]]
     elif key.isdecimal() and int(key) < len(kinds):
@@ -153,7 +151,7 @@ def per_layer_embeddings(text: Section, has_table: bool) -> dict[str, Any]:
     if text.values.get(key, 256 if has_table else 0) in (0, None):
         return {}
     if not has_table:
-        raise MismatchError(str(text.wrong(key, "0 for this model_type")))
+        raise text.refusal(key, "0 for this model_type")
     return {
         "ple_dim": text.size(key, 256),
         "ple_vocab": text.size("vocab_size_per_layer_input", 262_144),
@@ -215,15 +213,11 @@ def rope_by_kind(
         known = ("default", "proportional")
         rope_type = section.text("rope_type", "")
         if rope_type not in known:
-            raise MismatchError(
-                str(section.wrong("rope_type", f"{known[0]!r} or {known[1]!r}"))
-            )
+            raise section.refusal("rope_type", f"{known[0]!r} or {known[1]!r}")
         if rope_type == "default":
             for key in ("factor", "partial_rotary_factor"):
                 if section.number(key, 1.0) != 1:
-                    raise MismatchError(
-                        str(section.wrong(key, "1 with rope_type 'default'"))
-                    )
+                    raise section.refusal(key, "1 with rope_type 'default'")
             continue
         factor = section.number("factor", 1.0)
         if factor < 1:

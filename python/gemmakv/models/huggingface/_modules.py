@@ -9,13 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gemmakv._support.documents import (
-    Section,
-    parse_object,
-    read_bytes,
-    read_object,
-)
-from gemmakv.errors import CorruptFile, MismatchError, brief
+from gemmakv._support.documents import Section, read_bytes, read_object
+from gemmakv._support.json import loads
+from gemmakv.errors import CorruptFile, MismatchError, brief, unexpected
 from gemmakv.models._embedding import PUBLISHED_PROMPTS, EmbeddingInfo
 from gemmakv.models.huggingface._safetensors import StoredTensor, read_folder
 
@@ -44,10 +40,7 @@ def longest_text(folder: Path) -> int:
 
     Raises OSError or CorruptFile.
     """
-    path = folder / _LENGTH_NAME
-    if not path.exists():
-        return _UNLIMITED
-    section = Section(read_object(path), str(path))
+    section = Section.of_file(folder / _LENGTH_NAME)
     return section.size("max_seq_length", _UNLIMITED)
 
 
@@ -74,11 +67,10 @@ def read_modules(folder: Path, hidden_size: int) -> Modules:
     path = folder / _LIST_NAME
     if not path.exists():
         return Modules()
-    # A list is no document of its own.
-    listed = parse_object(
-        b'{"modules": %s}' % read_bytes(path), str(path)
-    )["modules"]
-    entries = [_entry(path, entry) for entry in _as_list(path, listed)]
+    listed = loads(str(path), read_bytes(path), kind=CorruptFile)
+    if not isinstance(listed, list):
+        raise unexpected(path, "a list of modules", listed, CorruptFile)
+    entries = [_entry(path, entry) for entry in listed]
     kinds = tuple(kind for kind, _ in entries)
     if kinds[:1] != ("Transformer",) or kinds[1:] not in (
         _WITHOUT_DENSE[:1], _WITHOUT_DENSE, _WITH_DENSE[:3], _WITH_DENSE,
@@ -131,31 +123,25 @@ def read_embedding_info(
     """Prompts and the end of texts; `published`: those of a model without a
     file of them. Raises OSError or CorruptFile.
     """
-    prompts, default = dict(published), None
-    path = folder / _PROMPTS_NAME
-    if path.exists():
-        section = Section(read_object(path), str(path))
-        stated = section.section("prompts")
-        if stated is not None:
-            prompts = {key: stated.text(key, "") for key in stated.values}
-        default = section.text("default_prompt_name", "") or None
-        if default is not None and default not in prompts:
-            raise section.wrong(
-                "default_prompt_name", f"one of {', '.join(prompts) or 'none'}"
-            )
+    prompts = dict(published)
+    section = Section.of_file(folder / _PROMPTS_NAME)
+    stated = section.section("prompts")
+    if stated is not None:
+        prompts = {key: stated.text(key, "") for key in stated.values}
+    default = section.text("default_prompt_name", "") or None
+    if default is not None and default not in prompts:
+        raise section.wrong(
+            "default_prompt_name", f"one of {', '.join(prompts) or 'none'}"
+        )
     return EmbeddingInfo(prompts, default, _adds_eos(folder))
 
 
 def _adds_eos(folder: Path) -> bool:
-    path = folder / "tokenizer_config.json"
-    if path.exists():
-        section = Section(read_object(path), str(path))
-        if "add_eos_token" in section:
-            return section.flag("add_eos_token", False)
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return False
-    found: Any = read_object(path).get("post_processor") or {}
+    section = Section.of_file(folder / "tokenizer_config.json")
+    if "add_eos_token" in section:
+        return section.flag("add_eos_token", False)
+    section = Section.of_file(folder / "tokenizer.json")
+    found: Any = section.values.get("post_processor") or {}
     steps = found.get("processors", [found]) if isinstance(found, dict) else []
     for step in steps:
         # [{"SpecialToken": {"id": "<bos>", ...}}, {"Sequence": ...}, ...]
@@ -168,18 +154,10 @@ def _adds_eos(folder: Path) -> bool:
     return False
 
 
-def _as_list(path: Path, listed: object) -> list[object]:
-    if not isinstance(listed, list):
-        raise CorruptFile(
-            f"{path}: expected a list of modules, found {brief(listed)}"
-        )
-    return listed
-
-
 def _entry(path: Path, entry: object) -> tuple[str, Path]:
     """(kind, folder) of a module."""
     if not isinstance(entry, dict):
-        raise CorruptFile(f"{path}: expected modules, found {brief(entry)}")
+        raise unexpected(path, "modules", entry, CorruptFile)
     section = Section(entry, str(path))
     place = section.text("path", "")
     if place in (".", "..") or "/" in place or "\\" in place:
@@ -195,16 +173,14 @@ def _check_pooling(where: Path, hidden_size: int) -> None:
         if section.size(key, hidden_size) != hidden_size:
             raise section.wrong(key, f"{hidden_size} by config.json")
     if section.text("pooling_mode", "mean") != "mean":
-        raise MismatchError(str(section.wrong("pooling_mode", "'mean'")))
+        raise section.refusal("pooling_mode", "'mean'")
     modes = [key for key in section.values if key.startswith("pooling_mode_")]
     for key in modes:
         expected = key == "pooling_mode_mean_tokens"
         if section.flag(key, False) != expected:
-            raise MismatchError(
-                str(section.wrong(key, str(expected).lower()))
-            )
+            raise section.refusal(key, str(expected).lower())
     if not section.flag("include_prompt", True):
-        raise MismatchError(str(section.wrong("include_prompt", "true")))
+        raise section.refusal("include_prompt", "true")
 
 
 def _dense_sizes(where: Path) -> tuple[int, int]:
@@ -214,11 +190,9 @@ def _dense_sizes(where: Path) -> tuple[int, int]:
         if key not in section:
             raise section.wrong(key, "a size")
     if section.flag("bias", True):
-        raise MismatchError(str(section.wrong("bias", "false")))
+        raise section.refusal("bias", "false")
     # What the class assumes where the file says nothing.
     activation = section.text("activation_function", "Tanh")
     if activation.rsplit(".", 1)[-1] != "Identity":
-        raise MismatchError(
-            str(section.wrong("activation_function", "Identity"))
-        )
+        raise section.refusal("activation_function", "Identity")
     return section.size("in_features", 1), section.size("out_features", 1)

@@ -6,7 +6,6 @@ from typing import Any
 
 from gemmakv._core import ModelConfig
 from gemmakv._support.documents import Section
-from gemmakv.errors import MismatchError
 
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -28,7 +27,7 @@ def rope_values(
         section = text.section(key)
     for layer_type in _LAYER_TYPES:
         if section is not None and layer_type in section:
-            raise _refused(text, key, "the same for all layer types")
+            raise text.refusal(key, "the same for all layer types")
     theta, factor = _base_and_factor(
         text, section, text.number("rope_theta", 10000.0)
     )
@@ -38,14 +37,10 @@ def rope_values(
     if "sliding" in kinds:
         values["rope_base_sliding"] = theta
         if factor != 1:
-            raise _refused(text, key, "no scaling for this model_type")
+            raise text.refusal(key, "no scaling for this model_type")
     else:
         values["rope_factor_full"] = factor
     return values
-
-
-def _refused(section: Section, key: str, expected: str) -> MismatchError:
-    return MismatchError(str(section.wrong(key, expected)))
 
 
 def _by_layer_type(text: Section, base: ModelConfig) -> dict[str, Any]:
@@ -67,10 +62,10 @@ def _by_layer_type(text: Section, base: ModelConfig) -> dict[str, Any]:
         text, sliding, text.number("rope_local_base_freq", 1e4)
     )
     if local_factor != 1:
-        raise _refused(text, "rope_parameters", "no scaling of sliding layers")
+        raise text.refusal("rope_parameters", "no scaling of sliding layers")
     for section in (text, full, sliding, scaling):
         if section and section.number("partial_rotary_factor", 1) != 1:
-            raise _refused(section, "partial_rotary_factor", "1")
+            raise section.refusal("partial_rotary_factor", "1")
     return {
         "rope_dim": base.head_dim,
         "rope_base_full": theta,
@@ -91,7 +86,7 @@ def _base_and_factor(
     if kind == "default":
         return theta, 1.0
     if kind != "linear":
-        raise _refused(section, key, "'default' or 'linear'")
+        raise section.refusal(key, "'default' or 'linear'")
     factor = section.number("factor", 0.0)
     if factor < 1:
         raise section.wrong("factor", "a number >= 1")
@@ -110,7 +105,7 @@ def _rope_dim(text: Section, section: Section | None, base: ModelConfig) -> int:
     if section is not None:
         share = section.number("partial_rotary_factor", share)
     if not recurrent and share != 1:
-        raise _refused(text, "partial_rotary_factor", "1")
+        raise text.refusal("partial_rotary_factor", "1")
     rope_dim = int(base.head_dim * share)
     if not 0 < rope_dim <= base.head_dim or rope_dim % 2 != 0:
         raise text.wrong(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -161,17 +162,28 @@ def read_folder(folder: Path) -> dict[str, StoredTensor]:
     index = folder / INDEX_NAME
     if index.exists():
         return _read_shards(folder, index)
-    single = folder / SINGLE_NAME
-    if single.exists():
-        return read_header(single)
     names = sorted(p.name for p in folder.glob("*.safetensors"))
-    if len(names) == 1:
-        return read_header(folder / names[0])
+    single = single_file(names)
+    if single is not None:
+        return read_header(folder / single)
     holds = f"found {', '.join(names[:5])}" if names else "found none"
     raise CorruptFile(
         f"{folder}: expected {SINGLE_NAME}, or shards with {INDEX_NAME}; "
         + holds
     )
+
+
+def single_file(names: Iterable[str]) -> str | None:
+    """Finds the file of weights that have no index among a directory's; None
+    if there are several, or none.
+    """
+    found = [
+        name for name in names
+        if name.endswith(".safetensors") and "/" not in name
+    ]
+    if SINGLE_NAME in found:
+        return SINGLE_NAME
+    return found[0] if len(found) == 1 else None
 
 
 def _is_file_name(value: object) -> bool:
