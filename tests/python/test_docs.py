@@ -120,14 +120,9 @@ def _page_parameters() -> Iterator[object]:
             yield pytest.param(page, id=_name(page), marks=marks)
 
 
-@pytest.fixture(scope="session")
-def loaded_once() -> Iterator[None]:
-    """Lets models with the same files and options share weights. Each still has
-    a prefix cache of its own, and can be closed.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "load", functools.cache(loading.load))
-        yield
+# Models with the same files and options share weights. Each `Gemma` still has a
+# prefix cache of its own, and can be closed.
+_load_once = functools.cache(loading.load)
 
 
 @pytest.fixture
@@ -188,14 +183,13 @@ def test_python_runs_and_prints_what_is_shown(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    loaded_once: None,
     served: Callable[[], str],
 ) -> None:
-    del loaded_once
     blocks = blocks_of(page)
     if any(DEMO in block.code for block in blocks):
         request.getfixturevalue("model_path")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(loading, "load", _load_once)
     wrong, left_out = [], []
     for block in blocks:
         assert block.tag in TAGS, f"{block.place}: {block.tag}"
