@@ -34,9 +34,12 @@ from types import ModuleType
 import pytest
 
 import gemmakv
+from gemmakv import ModelConfig, Tokenizer
 from gemmakv.cli import main
 from gemmakv.cli.chat import first_screen
 from gemmakv.cli.chat.view import TerminalView
+from gemmakv.generation import _requests as requests
+from gemmakv.generation._constraints import Compiler
 from gemmakv.models import _loading as loading
 from support.server_process import ServerProcess
 
@@ -120,9 +123,17 @@ def _page_parameters() -> Iterator[object]:
             yield pytest.param(page, id=_name(page), marks=marks)
 
 
-# Models with the same files and options share weights. Each `Gemma` still has a
-# prefix cache of its own, and can be closed.
+# Models with the same files and options share weights, and what grammars need
+# of their vocabulary. Each `Gemma` still has a prefix cache of its own, and can
+# be closed.
 _load_once = functools.cache(loading.load)
+_compilers: dict[int, Compiler] = {}
+
+
+def _compiler_of(tokenizer: Tokenizer | None, config: ModelConfig) -> Compiler:
+    if id(tokenizer) not in _compilers:
+        _compilers[id(tokenizer)] = Compiler(tokenizer, config)
+    return _compilers[id(tokenizer)]  # which keeps the tokenizer, and its id
 
 
 @pytest.fixture
@@ -190,6 +201,7 @@ def test_python_runs_and_prints_what_is_shown(
         request.getfixturevalue("model_path")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(loading, "load", _load_once)
+    monkeypatch.setattr(requests, "Compiler", _compiler_of)
     wrong, left_out = [], []
     for block in blocks:
         assert block.tag in TAGS, f"{block.place}: {block.tag}"
