@@ -45,17 +45,19 @@ function(gkv_kernel_batch layer)
   target_sources(gkv_${layer} PRIVATE "${batch}")
 endfunction()
 
-# gkv_matmul_types(<type>...): compiles ops/matmul_type.cc for each type of
-# quantized weights.
+# gkv_matmul_types(<type>...): compiles ops/matmul_type.cc for types of quantized
+# weights, in one translation unit: they share what they read.
 function(gkv_matmul_types)
   set_source_files_properties("${PROJECT_SOURCE_DIR}/cpp/ops/matmul_type.cc"
     PROPERTIES HEADER_FILE_ONLY ON)
-  foreach(type IN LISTS ARGN)
-    set(unit "${PROJECT_BINARY_DIR}/kernels/matmul_${type}.cc")
-    file(CONFIGURE OUTPUT "${unit}" CONTENT
-      "#define GKV_MATMUL_TYPE ${type}\n#include \"ops/matmul_type.cc\"\n")
-    target_sources(gkv_ops PRIVATE "${unit}")
-  endforeach()
+  list(JOIN ARGN "-" name)
+  set(unit "${PROJECT_BINARY_DIR}/kernels/matmul_${name}.cc")
+  list(TRANSFORM ARGN REPLACE "(.+)" "GKV_MATMUL_KERNEL(\\1)"
+    OUTPUT_VARIABLE kernels)
+  list(JOIN kernels "; " kernels)
+  file(CONFIGURE OUTPUT "${unit}" CONTENT
+    "#define GKV_MATMUL_KERNELS ${kernels}\n#include \"ops/matmul_type.cc\"\n")
+  target_sources(gkv_ops PRIVATE "${unit}")
 endfunction()
 
 # Flags of tests. What is tested is optimized; the test itself is compiled in two

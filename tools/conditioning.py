@@ -6,7 +6,7 @@
 For every golden of Gemma 4, Gemma 3n, VaultGemma and the models of embeddings
 builds transformers' model, then the same with one thing about it changed, as a
 careless engine may have it: erf instead of tanh in gelu, n - 1 instead of n, a
-norm before instead of behind a sum. What no configuration can ask for is done
+norm before instead of after a sum. What no configuration can ask for is done
 to the source of transformers' own methods, in memory. The table has, for each
 family and feature, by how many times the tolerance (5e-5 of the range of the
 logits, or of the vectors' values) the results of the goldens that have the
@@ -52,7 +52,7 @@ class Change:
     """
 
     what: str
-    method: str  # "RMSNorm.forward", behind the family's prefix
+    method: str  # "RMSNorm.forward", after the family's prefix
     edits: tuple[tuple[str, str], ...]
     # Whether a golden has the feature at all.
     when: Callable[[dict[str, Any]], object] = lambda text: True
@@ -70,7 +70,7 @@ RESIDUAL = "hidden_states = residual + hidden_states"
 
 
 def sandwich(norm: str) -> tuple[str, str]:
-    """A norm behind a sum instead of before it."""
+    """A norm after a sum instead of before it."""
     before = f"hidden_states = self.{norm}(hidden_states)\n    {RESIDUAL}"
     after = f"hidden_states = self.{norm}(residual + hidden_states)"
     return before, after
@@ -87,9 +87,9 @@ def norm_of(weight: str, other: str, tail: str = "") -> Change:
 ONE_MORE = "(1.0 + self.weight.float())"
 
 _BOTH_POST_NORMS = [
-    edit("the norm behind attention behind the sum", "DecoderLayer.forward",
+    edit("the norm of attention after the sum", "DecoderLayer.forward",
          *sandwich("post_attention_layernorm")),
-    edit("the norm behind the feed-forward behind the sum",
+    edit("the norm of the feed-forward after the sum",
          "DecoderLayer.forward", *sandwich("post_feedforward_layernorm")),
 ]
 
@@ -108,7 +108,7 @@ GEMMA4 = [
          "scaling=self.scaling", "scaling=self.head_dim**-0.5"),
     edit("values that are not normed", "Attention.forward",
          "value_states = self.v_norm(value_states)", "pass"),
-    edit("values that are the keys behind their norm", "Attention.forward",
+    edit("values that are the keys after their norm", "Attention.forward",
          "key_states = self.k_norm(key_states)",
          "key_states = self.k_norm(key_states)\n"
          "        if self.v_proj is None: value_states = key_states",
@@ -121,7 +121,7 @@ GEMMA4 = [
          "if self.hidden_size_per_layer_input:",
          "hidden_states = hidden_states * self.layer_scalar\n"
          "    if self.hidden_size_per_layer_input:", when=has_ple),
-    edit("gelu behind the product with a layer's embedding",
+    edit("gelu after the product with a layer's embedding",
          "DecoderLayer.forward",
          "hidden_states = self.act_fn(hidden_states)\n", "pass\n",
          "hidden_states = hidden_states * per_layer_input",
@@ -138,7 +138,7 @@ GEMMA4 += [
          "self.pre_feedforward_layernorm_2(hidden_states_flat)",
          "self.pre_feedforward_layernorm(hidden_states_flat)", **_MOE),
     # That shares are not of 1, or not before that scale, is a common factor:
-    # the norm behind the sum takes it out.
+    # the norm after the sum takes it out.
     edit("no scale of an expert", "Router.forward",
          "top_k_weights = top_k_weights * self.per_expert_scale[top_k_index]",
          "pass", **_MOE),
@@ -178,13 +178,13 @@ GEMMA3N = [
     edit("the layer's embedding added to all streams", "DecoderLayer.forward",
          "corrected_predictions[1:] += first_prediction",
          "corrected_predictions += first_prediction"),
-    edit("no division by the root of 2 behind LAuReL", "DecoderLayer.forward",
+    edit("no division by the root of 2 after LAuReL", "DecoderLayer.forward",
          "(attn_gated + laurel_output) / math.sqrt(2)",
          "(attn_gated + laurel_output)"),
     edit("LAuReL of what is not normed", "DecoderLayer.forward",
          "self.laurel(active_prediction_normed)",
          "self.laurel(active_prediction)"),
-    edit("the norm behind the feed-forward behind the sum",
+    edit("the norm of the feed-forward after the sum",
          "DecoderLayer.forward",
          "attn_ffw_norm = self.post_feedforward_layernorm(attn_ffw)", "pass",
          "attn_laurel + attn_ffw_norm",
@@ -215,9 +215,9 @@ SECOND = [
          "value_states = self.v_norm(value_states)", "pass"),
     edit("scores divided by the root of head_dim", "Attention.forward",
          "scaling=self.scaling", "scaling=self.head_dim**-0.5"),
-    edit("the norm behind attention behind the sum", "EncoderLayer.forward",
+    edit("the norm of attention after the sum", "EncoderLayer.forward",
          *sandwich("post_attention_layernorm")),
-    edit("the norm behind the feed-forward behind the sum",
+    edit("the norm of the feed-forward after the sum",
          "EncoderLayer.forward", *sandwich("post_feedforward_layernorm")),
     edit("no scale of the layers", "EncoderLayer.forward",
          "hidden_states *= self.layer_scalar", "pass"),
@@ -225,7 +225,7 @@ SECOND = [
          "hidden_states *= self.layer_scalar", "pass",
          "self.ple_block(hidden_states, ",
          "self.ple_block(hidden_states * self.layer_scalar, "),
-    edit("gelu behind the product with a layer's embedding",
+    edit("gelu after the product with a layer's embedding",
          "TextPLEBlock.forward",
          "hidden_states = self.act_fn(hidden_states)\n", "pass\n",
          "hidden_states = hidden_states * per_layer_input",

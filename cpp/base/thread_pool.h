@@ -39,7 +39,7 @@ class ThreadPool {
   static constexpr size_t kMaxThreads = 256;
 
   // The most scratch memory that a task needs. Stacks may be too small for it.
-  static constexpr size_t kScratchBytes = 304 * 1024;
+  static constexpr size_t kScratchBytes = 308 * 1024;
 
   size_t num_threads() const { return num_threads_; }
 

@@ -14,9 +14,9 @@
 // A policy has
 //   AddQuads(u, s, sum)  sum + the products of 4 adjacent bytes, unsigned by
 //                        signed, for each lane of 32 bits
-//   kPairs               whether kernels of weights had better add products in
-//                        16 bits: then it has, for products of two adjacent
-//                        bytes, which must fit,
+//   kPairs               whether kernels of weights had better add products of
+//                        two adjacent bytes in 16 bits, where these fit: then
+//                        it has
 //     Pairs(u, s)        the sums of two
 //     Join(pairs)        those of adjacent lanes added, in 32 bits
 

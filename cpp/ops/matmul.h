@@ -90,7 +90,7 @@ void LayOutRows(TensorType type, const MatMulInput& input, size_t cols,
                 size_t tile, uint8_t* out);
 
 // The size of MatMul's scratch, whatever its arguments are.
-inline constexpr size_t kMatMulScratchBytes = 304 * 1024;
+inline constexpr size_t kMatMulScratchBytes = 308 * 1024;
 
 // out[m * out_stride + r] = dot(weights row r, input row m) for the rows r of
 // groups [group_begin, group_end). Never writes past column weights.rows - 1.

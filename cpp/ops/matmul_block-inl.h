@@ -53,10 +53,18 @@ using VI16 = hn::Vec<DI16>;
 
 // --- Rows -------------------------------------------------------------------
 
+// Where products are added in 16 bits, those of two bytes must fit: they do
+// with weights of up to 7 bits. Weights of 8 bits, and the rows for them, are
+// widened to 16 bits instead, and products are added in 32 bits.
+template <class Dot, class Source>
+inline constexpr bool kWidened = Dot::kPairs && Source::kLevels.bits == 8;
+template <class Dot, class Source>
+inline constexpr bool kAddsPairs = Dot::kPairs && Source::kLevels.bits != 8;
+
 // All that a block's products need of a tile's rows, side by side: rows far
 // apart would share sets of L1 (6,144 columns: 1.3 times the time of 8 rows),
 // and take a register each for their addresses.
-template <size_t kParts>
+template <size_t kParts, bool kWide>
 struct RowBlock {
   float scale[kTileHeight];
   union {
@@ -67,8 +75,14 @@ struct RowBlock {
     int32_t start[kParts][kTileHeight];
     float scaled_sum[kTileHeight];  // scale * sum, for types with a minimum
   };
-  int8_t values[kTileHeight][kQuadBlock];
+  // Widened, the even columns come first, then the odd ones.
+  std::conditional_t<kWide, int16_t[2][kQuadBlock / 2], int8_t[kQuadBlock]>
+      values[kTileHeight];
 };
+
+// What Dot reads for weights of Source.
+template <class Dot, class Source>
+using RowBlockOf = RowBlock<Source::kLevels.parts, kWidened<Dot, Source>>;
 
 // Rows cut into tiles of nearly equal height.
 struct TileCut {
@@ -119,12 +133,25 @@ HWY_INLINE int32_t StartOf(const int8_t* values, int zero_point) {
   }
 }
 
+// Writes the values of a block as 16 bits: the even columns, then the odd ones.
+HWY_INLINE void WidenValues(const int8_t* HWY_RESTRICT values,
+                            int16_t (&out)[2][kQuadBlock / 2]) {
+  const hn::CappedTag<int16_t, kQuadBlock / 2> d16;
+  const hn::Repartition<int8_t, decltype(d16)> d8;
+  for (size_t i = 0; i < kQuadBlock / 2; i += hn::Lanes(d16)) {
+    const auto pairs = hn::BitCast(d16, hn::LoadU(d8, values + 2 * i));
+    hn::StoreU(hn::ShiftRight<8>(hn::ShiftLeft<8>(pairs)), d16, out[0] + i);
+    hn::StoreU(hn::ShiftRight<8>(pairs), d16, out[1] + i);
+  }
+}
+
 // Lays out blocks [first, first + count) of `height` rows from row `top` of the
 // input on. A row has `all` blocks.
-template <class Dot, size_t kParts, bool kHasMin>
+template <class Dot, class Source>
 void LayOutTile(const QuantizedRows& input, int zero_point, size_t all,
                 size_t top, size_t height, size_t first, size_t count,
-                RowBlock<kParts>* out) {
+                RowBlockOf<Dot, Source>* out) {
+  constexpr size_t kParts = Source::kLevels.parts;
   constexpr size_t kPart = kQuadBlock / kParts;
   for (size_t m = 0; m < height; ++m) {
     for (size_t b = 0; b < count; ++b) {
@@ -132,9 +159,9 @@ void LayOutTile(const QuantizedRows& input, int zero_point, size_t all,
       const int8_t* values = input.values + at * kQuadBlock;
       const float scale = input.scales[at];
       out[b].scale[m] = scale;
-      if constexpr (kHasMin) {
+      if constexpr (Source::kLevels.has_min) {
         out[b].scaled_sum[m] = scale * static_cast<float>(input.sums[at]);
-      } else if constexpr (kParts == 1 && !Dot::kPairs) {
+      } else if constexpr (kParts == 1 && !kAddsPairs<Dot, Source>) {
         out[b].start[0][m] = -zero_point * input.sums[at];
       } else {
         for (size_t part = 0; part < kParts; ++part) {
@@ -142,23 +169,16 @@ void LayOutTile(const QuantizedRows& input, int zero_point, size_t all,
               StartOf<Dot, kPart>(values + part * kPart, zero_point);
         }
       }
-      hwy::CopyBytes<kQuadBlock>(values, out[b].values[m]);
+      if constexpr (kWidened<Dot, Source>) {
+        WidenValues(values, out[b].values[m]);
+      } else {
+        hwy::CopyBytes<kQuadBlock>(values, out[b].values[m]);
+      }
     }
   }
 }
 
 // --- Products ---------------------------------------------------------------
-
-// Where products are added in 16 bits, those of two bytes must fit: they do
-// with weights of up to 7 bits. With 8 bits, |weight| is multiplied with the
-// activation under the weight's sign: 2 * 128 * 127 fits, and the zero point is
-// gone from the start.
-template <class Dot, class Source>
-inline constexpr bool kSignedDot = Dot::kPairs && Source::kLevels.bits == 8;
-
-template <class Dot, class Source>
-inline constexpr bool kHasStart =
-    !Source::kLevels.has_min && !kSignedDot<Dot, Source>;
 
 // How many quads of a part one sum takes. In 16 bits what begins with the zero
 // point's share ends below 2^15 whatever it was in between, modulo 2^16: of 16
@@ -168,22 +188,30 @@ template <class Dot, class Source, size_t kOutputs>
 constexpr size_t QuadsOfSum() {
   constexpr size_t kCount = kQuads / Source::kLevels.parts;
   constexpr bool kHalf = Source::kLevels.has_min && Source::kLevels.bits > 4;
-  if (kSignedDot<Dot, Source>) return 1;
   if (Dot::kPairs) return kHalf ? kCount / 2 : kCount;
   // One value alone would wait for each of its sums, two of short vectors too.
   return kOutputs <= (kLanes == 8 ? 2 : 1) ? kCount / 2 : kCount;
+}
+
+// Four bytes of a row in every lane.
+template <class D>
+HWY_INLINE hn::Vec<D> BroadcastFour(D d, const void* bytes) {
+  int32_t four;
+  std::memcpy(&four, bytes, sizeof(four));
+  return hn::BitCast(d, hn::Set(DI32(), four));
 }
 
 // dot[c][m] = the products of part `kPart` of column c and row m.
 template <class Dot, class Source, size_t kPart, class At, size_t kCols,
           size_t kRows>
 HWY_INLINE void DotPart(const At (&data)[kCols],
-                        const RowBlock<Source::kLevels.parts>& rows,
+                        const RowBlockOf<Dot, Source>& rows,
                         VI32 (&dot)[kCols][kRows]) {
   constexpr size_t kCount = kQuads / Source::kLevels.parts;
   constexpr size_t kSum = QuadsOfSum<Dot, Source, kCols * kRows>();
+  constexpr bool kHasStart = !Source::kLevels.has_min;
   static_assert(kCount % kSum == 0);
-  static_assert(!Dot::kPairs || !kHasStart<Dot, Source> || kSum == kCount);
+  static_assert(!Dot::kPairs || !kHasStart || kSum == kCount);
   std::conditional_t<Dot::kPairs, VI16, VI32> sums[kCols][kRows];
   Unroll<kCount>([&](auto i) GKV_INLINE_ATTR {
     // Both nibbles of a vector, one after the other.
@@ -191,36 +219,24 @@ HWY_INLINE void DotPart(const At (&data)[kCols],
                                  ? i % 2 * (kQuads / 2) + i / 2
                                  : kPart * kCount + i;
     constexpr bool kFirst = i % kSum == 0;
-    constexpr bool kStart = i == 0 && kHasStart<Dot, Source>;
+    constexpr bool kStart = i == 0 && kHasStart;
     VU8 weights[kCols];
-    [[maybe_unused]] hn::Vec<DI8> signs[kCols];
     Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
       weights[c] = Source::template Quad<kQuad>(data[c]);
-      if constexpr (kSignedDot<Dot, Source>) {
-        signs[c] =
-            hn::BitCast(DI8(), hn::Xor(weights[c], hn::Set(DU8(), 0x80)));
-        weights[c] = hn::BitCast(DU8(), hn::Abs(signs[c]));
-      }
     });
     Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
       const auto at_start = [&]() GKV_INLINE_ATTR {
         return hn::Set(DI32(), kStart ? rows.start[kPart][m] : 0);
       };
-      int32_t four;
-      std::memcpy(&four, rows.values[m] + 4 * kQuad, sizeof(four));
-      const auto x = hn::BitCast(DI8(), hn::Set(DI32(), four));
+      const auto x = BroadcastFour(DI8(), rows.values[m] + 4 * kQuad);
       Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
         auto& sum = sums[c][m];
         if constexpr (!Dot::kPairs) {
           if constexpr (kFirst) sum = at_start();
           sum = Dot::AddQuads(weights[c], x, sum);
         } else {
-          auto pairs = x;
-          if constexpr (kSignedDot<Dot, Source>) {
-            pairs = hn::IfNegativeThenNegOrUndefIfZero(signs[c], x);
-          }
           if constexpr (kStart) sum = hn::BitCast(DI16(), at_start());
-          const auto products = Dot::Pairs(weights[c], pairs);
+          const auto products = Dot::Pairs(weights[c], x);
           sum = kFirst && !kStart ? products : hn::Add(sum, products);
           KeepOrder(sum);
         }
@@ -238,18 +254,56 @@ HWY_INLINE void DotPart(const At (&data)[kCols],
   });
 }
 
+// The same of weights and rows that are widened. A vector of weights, whose
+// pairs of columns are 16 bits wide, is its even columns and its odd ones.
+template <class Dot, class Source, class At, size_t kCols, size_t kRows>
+HWY_INLINE void DotWidened(const At (&data)[kCols],
+                           const RowBlockOf<Dot, Source>& rows,
+                           VI32 (&dot)[kCols][kRows]) {
+  static_assert(Source::kLevels.parts == 1 && !Source::kLevels.has_min);
+  const hn::RebindToUnsigned<DI16> du16;
+  Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
+    Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
+      dot[c][m] = hn::Set(DI32(), rows.start[0][m]);
+    });
+  });
+  Unroll<kQuads>([&](auto quad) GKV_INLINE_ATTR {
+    VI16 halves[2][kCols];
+    Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
+      const auto pairs =
+          hn::BitCast(du16, Source::template Quad<quad>(data[c]));
+      halves[0][c] = hn::BitCast(DI16(), hn::And(pairs, hn::Set(du16, 0xFF)));
+      halves[1][c] = hn::BitCast(DI16(), hn::ShiftRight<8>(pairs));
+    });
+    Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
+      Unroll<2>([&](auto odd) GKV_INLINE_ATTR {
+        const auto x = BroadcastFour(DI16(), rows.values[m][odd] + 2 * quad);
+        Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
+          dot[c][m] = hn::Add(
+              dot[c][m], hn::WidenMulPairwiseAdd(DI32(), halves[odd][c], x));
+          KeepOrder(dot[c][m]);
+        });
+      });
+    });
+  });
+}
+
 // acc[c][m] += the products of a block. `planes` are the scales of column 0,
 // those of the next are `plane_step` further.
 template <class Dot, class Source, class At, size_t kCols, size_t kRows>
 HWY_INLINE void AddBlock(const At (&data)[kCols],
-                         const RowBlock<Source::kLevels.parts>& rows,
+                         const RowBlockOf<Dot, Source>& rows,
                          const float* planes, size_t plane_step,
                          VF32 (&acc)[kCols][kRows]) {
   constexpr size_t kParts = Source::kLevels.parts;
   const DF32 df;
   Unroll<kParts>([&](auto part) GKV_INLINE_ATTR {
     VI32 dot[kCols][kRows];
-    DotPart<Dot, Source, part>(data, rows, dot);
+    if constexpr (kWidened<Dot, Source>) {
+      DotWidened<Dot, Source>(data, rows, dot);
+    } else {
+      DotPart<Dot, Source, part>(data, rows, dot);
+    }
     VF32 scale[kCols];
     Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
       scale[c] = hn::LoadU(df, planes + c * plane_step + part * kRowGroup);

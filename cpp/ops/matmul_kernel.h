@@ -101,8 +101,7 @@ void MatMulPanels(const MatMulKernel& kernel, const MatMulTask& task);
 // one target serves all. The first is for kernels that read floats, the second
 // for those that read quantized activations.
 #define GKV_FLOAT_MATMUL_KERNEL(Name) GKV_DEFINE_MATMUL(Name, nullptr)
-#define GKV_MATMUL_KERNEL(Name) GKV_QUANTIZED_MATMUL(Name)  // expands Name
-#define GKV_QUANTIZED_MATMUL(Name)                                    \
+#define GKV_MATMUL_KERNEL(Name)                                       \
   HWY_EXPORT_T(FirstTile##Name, Kernel##Name::FirstTile);             \
   GKV_DEFINE_MATMUL(Name, [](const TilePass& pass, Panel& panel) {    \
     HWY_DYNAMIC_DISPATCH_T(FirstTile##Name)(pass, panel);             \

@@ -82,7 +82,7 @@ void PassTile(const TilePass& pass, const Panel& panel, size_t slice) {
   const float* planes = panel.planes + slice * kLanes;
   const uint8_t* ahead = slice == 0 ? pass.ahead : nullptr;
   const auto* rows =
-      static_cast<const RowBlock<Source::kLevels.parts>*>(pass.rows);
+      static_cast<const RowBlockOf<Dot, Source>*>(pass.rows);
   for (const auto* const end = rows + pass.blocks; rows != end; ++rows) {
     if (ahead != nullptr) {
       for (size_t i = 0; i < pass.ahead_step; i += kVectorBytes) {
@@ -104,9 +104,9 @@ void PassTile(const TilePass& pass, const Panel& panel, size_t slice) {
 }
 
 // A chunk of tiles, and blocks [first, end) of their columns.
-template <size_t kParts>
+template <class Rows>
 struct Stretch {
-  const RowBlock<kParts>* rows;  // [tiles][stride], from `first` on
+  const Rows* rows;  // [tiles][stride], from `first` on
   size_t stride;
   size_t first, end;
   size_t tile, tiles;
@@ -117,7 +117,7 @@ struct Stretch {
 template <class Dot, class Source>
 void PassGroup(const MatMulKernel& kernel, const MatMulTask& task,
                const TileCut& cut, size_t group,
-               const Stretch<Source::kLevels.parts>& stretch, bool rows_next,
+               const Stretch<RowBlockOf<Dot, Source>>& stretch, bool rows_next,
                Panel& panel) {
   const PackedView& weights = task.weights;
   const size_t all = weights.cols / kQuadBlock;
@@ -167,22 +167,21 @@ void PassGroup(const MatMulKernel& kernel, const MatMulTask& task,
 }
 
 // What a thread needs.
-template <size_t kParts>
+template <class Rows>
 struct PanelScratch {
   Panel panel;
-  RowBlock<kParts> rows[kTileBlocks];  // if the rows are not laid out already
+  Rows rows[kTileBlocks];  // if the rows are not laid out already
 };
 
 template <class Dot, class Source>
 void Products(const MatMulKernel& kernel, const MatMulTask& task) {
-  constexpr size_t kParts = Source::kLevels.parts;
-  static_assert(sizeof(PanelScratch<kParts>) <= kMatMulScratchBytes);
-  auto& scratch = *reinterpret_cast<PanelScratch<kParts>*>(task.scratch);
-  const auto* laid_out =
-      reinterpret_cast<const RowBlock<kParts>*>(task.input.laid_out);
+  using Rows = RowBlockOf<Dot, Source>;
+  static_assert(sizeof(PanelScratch<Rows>) <= kMatMulScratchBytes);
+  auto& scratch = *reinterpret_cast<PanelScratch<Rows>*>(task.scratch);
+  const auto* laid_out = reinterpret_cast<const Rows*>(task.input.laid_out);
   const size_t all = task.weights.cols / kQuadBlock;
   const TileCut cut(task.input.rows);
-  Stretch<kParts> stretch;
+  Stretch<Rows> stretch;
   for (stretch.tile = 0; stretch.tile < cut.tiles;
        stretch.tile += stretch.tiles) {
     stretch.tiles = std::min(kChunkTiles, cut.tiles - stretch.tile);
@@ -198,7 +197,7 @@ void Products(const MatMulKernel& kernel, const MatMulTask& task) {
         stretch.rows = scratch.rows;
         stretch.stride = most;
         for (size_t t = 0; t < stretch.tiles; ++t) {
-          LayOutTile<Dot, kParts, Source::kLevels.has_min>(
+          LayOutTile<Dot, Source>(
               task.input.quantized, kernel.levels.zero_point, all,
               cut.Begin(stretch.tile + t), cut.Height(stretch.tile + t), first,
               stretch.end - first, scratch.rows + t * most);
@@ -227,9 +226,14 @@ RowLayout LayoutOfPanelRowsOfTarget(const Levels& levels, size_t rows,
                                     size_t cols) {
   if (rows <= kTileHeight) return {0, 0};
   const size_t tiles = TileCut(rows).tiles;
-  return {tiles, tiles * (cols / kQuadBlock) *
-                     (levels.parts == 1 ? sizeof(RowBlock<1>)
-                                        : sizeof(RowBlock<2>))};
+  RowLayout layout = {tiles, tiles * (cols / kQuadBlock)};
+  WithCurrentDot([&](auto dot) HWY_ATTR {
+    using Dot = decltype(dot);
+    WithSource<Dot>(levels, [&](auto source) HWY_ATTR {
+      layout.bytes *= sizeof(RowBlockOf<Dot, decltype(source)>);
+    });
+  });
+  return layout;
 }
 
 void LayOutPanelRowsOfTarget(const Levels& levels, const MatMulInput& input,
@@ -239,11 +243,11 @@ void LayOutPanelRowsOfTarget(const Levels& levels, const MatMulInput& input,
   WithCurrentDot([&](auto dot) HWY_ATTR {
     using Dot = decltype(dot);
     WithSource<Dot>(levels, [&](auto source) HWY_ATTR {
-      constexpr Levels kLevels = decltype(source)::kLevels;
-      LayOutTile<Dot, kLevels.parts, kLevels.has_min>(
+      using Source = decltype(source);
+      LayOutTile<Dot, Source>(
           input.quantized, levels.zero_point, all, cut.Begin(tile),
           cut.Height(tile), 0, all,
-          reinterpret_cast<RowBlock<kLevels.parts>*>(out) + tile * all);
+          reinterpret_cast<RowBlockOf<Dot, Source>*>(out) + tile * all);
     });
   });
 }

@@ -107,9 +107,9 @@ struct StreamColumn {
 };
 
 // A stretch of the rows: blocks [first, first + count).
-template <class Format>
+template <class Dot, class Format>
 struct StreamInput {
-  const RowBlock<Format::kLevels.parts>* blocks;
+  const RowBlockOf<Dot, Format>* blocks;
   size_t first, count;
 };
 
@@ -119,7 +119,7 @@ struct StreamInput {
 template <class Dot, class Format, size_t kCols, size_t kRows,
           class PanelOrNone = std::nullptr_t>
 void Stream(const StreamColumn (&columns)[kWideColumns],
-            const StreamInput<Format>& input, size_t out_stride,
+            const StreamInput<Dot, Format>& input, size_t out_stride,
             PanelOrNone panel = nullptr) {
   constexpr bool kKeep = !std::is_null_pointer_v<PanelOrNone>;
   using Source = std::conditional_t<kKeep, Kept<Format>, Format>;
@@ -220,7 +220,7 @@ StreamColumn ColumnAt(const MatMulTask& task, size_t first, size_t spread,
 // `spread` groups apart.
 template <class Dot, class Format>
 void StreamGroupsOf(const MatMulTask& task, size_t first, size_t groups,
-                    size_t spread, const StreamInput<Format>& input) {
+                    size_t spread, const StreamInput<Dot, Format>& input) {
   const size_t rows = task.input.rows;
   size_t c = 0;
   const auto go_on = [&](auto width, auto most_rows) {
@@ -401,6 +401,7 @@ struct QuantizedKernel {
  private:
   template <class Dot>
   static void Products(const MatMulTask& task) {
+    using Rows = RowBlockOf<Dot, Format>[kStreamBlocks];
     static_assert(sizeof(Rows) <= kMatMulScratchBytes);
     const size_t rows = task.input.rows;
     if (rows == 0) return;
@@ -411,11 +412,10 @@ struct QuantizedKernel {
     const size_t stretch = (task.group_end - task.group_begin) / at_once;
     const size_t rest = task.group_begin + stretch * at_once;
     for (size_t b = 0; b < all; b += kStreamBlocks) {
-      const StreamInput<Format> input = {blocks, b,
-                                         std::min(kStreamBlocks, all - b)};
-      LayOutTile<Dot, kLevels.parts, kLevels.has_min>(
-          task.input.quantized, kLevels.zero_point, all, 0, rows, b,
-          input.count, blocks);
+      const StreamInput<Dot, Format> input = {
+          blocks, b, std::min(kStreamBlocks, all - b)};
+      LayOutTile<Dot, Format>(task.input.quantized, kLevels.zero_point, all, 0,
+                              rows, b, input.count, blocks);
       for (size_t g = 0; g < stretch; ++g) {
         StreamGroupsOf<Dot>(task, task.group_begin + g, at_once, stretch,
                             input);
@@ -429,8 +429,8 @@ struct QuantizedKernel {
   template <class Dot>
   static void Pass(const TilePass& pass, Panel& panel) {
     constexpr size_t kCols = std::min(kSlices, kTileColumns);
-    const StreamInput<Format> input = {
-        static_cast<const RowBlock<kLevels.parts>*>(pass.rows), pass.first,
+    const StreamInput<Dot, Format> input = {
+        static_cast<const RowBlockOf<Dot, Format>*>(pass.rows), pass.first,
         pass.blocks};
     for (size_t s = 0; s < kSlices; s += kCols) {
       StreamColumn at[kWideColumns];
@@ -446,8 +446,6 @@ struct QuantizedKernel {
       });
     }
   }
-
-  using Rows = RowBlock<kLevels.parts>[kStreamBlocks];
 };
 
 using KernelQ4_0 = QuantizedKernel<FormatQ4_0>;

@@ -1,5 +1,5 @@
-// The kernels of one type of quantized weights, GKV_MATMUL_TYPE: CMake has a
-// translation unit for each.
+// The kernels of some types of quantized weights, GKV_MATMUL_KERNELS: CMake has
+// translation units with two types each.
 
 #include "ops/matmul_kernel.h"
 
@@ -14,7 +14,7 @@
 
 namespace gkv {
 
-GKV_MATMUL_KERNEL(GKV_MATMUL_TYPE);
+GKV_MATMUL_KERNELS;
 
 }  // namespace gkv
 

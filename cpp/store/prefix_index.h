@@ -87,7 +87,8 @@ struct PrefixIndexStats {
 };
 
 // The RAM tier: trees of pages and resume points by tokens, which refer to
-// blocks that conversations filled. docs/prefix-cache.md says what is kept.
+// blocks that conversations filled. docs/internals/prefix-cache.md says what is
+// kept.
 //
 // There is a tree for each root, which stands for a model, a layout and a
 // tenant. A page is a child of the page before it, and a resume point hangs on

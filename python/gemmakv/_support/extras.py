@@ -4,11 +4,13 @@ that runs.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from gemmakv.errors import GemmaKVError
@@ -22,6 +24,17 @@ def install_command(extra: str, pip: str | None = None) -> str:
     calls it; None: as `pip_command` finds it.
     """
     return f'{pip or pip_command()} install "gemmakv[{extra}]"'
+
+
+def lack(what: str, packages: Iterable[str], extra: str) -> str:
+    """Says which package `what` needs and does not have; "" if it has all."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            return (
+                f"{what} needs the package {name}; install it with: "
+                + install_command(extra)
+            )
+    return ""
 
 
 def import_extra(

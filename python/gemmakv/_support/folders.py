@@ -24,26 +24,17 @@ def data_folder() -> Path:
     return _user_folder(_DATA, ".local/share")
 
 
-def in_cache_folder() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def in_cache_folder() -> Iterator[None]:
     """Has an error of the body that is one of writing in `cache_folder` say
     which variable chooses another folder.
     """
-    return _with_hint(_CACHE)
-
-
-def in_data_folder() -> contextlib.AbstractContextManager[None]:
-    """Has an error of writing in `data_folder` name its variable, too."""
-    return _with_hint(_DATA)
-
-
-@contextlib.contextmanager
-def _with_hint(variable: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno in _NOT_WRITABLE:
             error.strerror = (
-                f"{error.strerror}; set {variable} to a folder that can be "
+                f"{error.strerror}; set {_CACHE} to a folder that can be "
                 "written"
             )
         raise

@@ -41,6 +41,14 @@ def surrogate(letter: str) -> str:
     return f"a lone surrogate (U+{ord(letter):04X})"
 
 
+def overlap(text: str, *marks: str) -> int:
+    """Counts the letters at the end of a text with which one of `marks` may
+    begin, but not all of it.
+    """
+    begun = (one[:n] for one in marks for n in range(1, len(one)))
+    return max((len(one) for one in begun if text.endswith(one)), default=0)
+
+
 def utf8_text(data: bytes) -> str:
     """Decodes bytes. Raises ValueError that says where they are no UTF-8."""
     try:

@@ -7,7 +7,6 @@ turn, the new messages and the opening of the next reply are rendered.
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,10 +14,10 @@ import numpy as np
 from gemmakv.chat._messages import Message, Segment, Template, Tools
 from gemmakv.chat._templates import render
 from gemmakv.chat._transcript import Encoder, Ids
+from gemmakv.chat._turns import place_error
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 _ASKED = Message("user", "A")  # the turn before a reply, whatever it was
-_PLACE = re.compile(r"\bmessages\[(\d+)\]")
 
 
 def kept_reply(
@@ -93,11 +92,7 @@ def continuation(
 
 def moved(error: ValueError, by: int) -> ValueError:
     """Makes an error about messages that stand `by` places further on."""
-
-    def place(found: re.Match[str]) -> str:
-        return f"messages[{max(int(found[1]) + by, 0)}]"
-
-    return ValueError(_PLACE.sub(place, str(error)))
+    return place_error(error, lambda i: max(i + by, 0))
 
 
 def _size(segment: Segment) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gemmakv._support.text import overlap
 from gemmakv.cache._kv_cache import KVCache
 from gemmakv.chat._messages import (
     Message,
@@ -94,7 +96,7 @@ class Turn:
         One that is cut short does not keep half a text that would end it.
         """
         if incomplete:
-            text = text[: len(text) - _half_stop(text, self.options["stop"])]
+            text = text[: len(text) - overlap(text, *self.options["stop"])]
         text = text.strip()
         reply = reply_message(text, reasoning, calls, incomplete)
         self.talk._take_in([*self.messages, reply], self.kept)
@@ -163,7 +165,8 @@ class Conversation:
         return ReplyReader(self._tokenizer, self.tools.form)
 
     def set_think(self, think: bool | None) -> None:
-        self._set_rendering(self._render(think, self.tools))
+        with self._change():
+            self._rendering = self._render(think, self.tools)
 
     def set_tools(
         self, tools: Tools | None, choice: Choice, parallel: bool
@@ -172,7 +175,8 @@ class Conversation:
             self.template, self._tokenizer, tools, choice, parallel
         )
         if chosen.said != self.tools.said:
-            self._set_rendering(self._render(self.think, chosen))
+            with self._change():
+                self._rendering = self._render(self.think, chosen)
         self.tools = chosen
 
     def _render(self, think: bool | None, tools: Toolset) -> Rendering:
@@ -180,12 +184,16 @@ class Conversation:
             self.template, self._tokenizer, self._bos_id, think, tools.said
         )
 
-    def _set_rendering(self, rendering: Rendering) -> None:
-        before, self._rendering = self._rendering, rendering
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """Has the body change what is said; the cache keeps what is the same.
+        """
+        before = self.system, self.messages, self._rendering
         try:
+            yield
             self._keep_common(self.messages, exact=True)
         except BaseException:
-            self._rendering = before
+            self.system, self.messages, self._rendering = before
             raise
 
     def stop_ids(self) -> list[int]:
@@ -243,26 +251,17 @@ class Conversation:
         return other, took_us
 
     def set_system(self, text: str | None) -> None:
-        before = self.system
-        self.system = _checked_system(text)
-        try:
-            self._keep_common(self.messages, exact=True)
-        except BaseException:
-            self.system = before
-            raise
+        with self._change():
+            self.system = _checked_system(text)
 
     def set_messages(self, messages: Messages) -> None:
         """Replaces the turns, and the system text if one is among them."""
         system, turns = _beginning(None, messages)
-        before = self.system, self.messages
-        self.system = self.system if system is None else system
-        try:
-            self._keep_common(turns, exact=True)
-        except BaseException:
-            self.system, self.messages = before
-            raise
-        self.messages = turns
-        kept = self.ends if turns[: len(before[1])] == before[1] else []
+        before = self.messages
+        with self._change():
+            self.system = self.system if system is None else system
+            self.messages = turns
+        kept = self.ends if turns[: len(before)] == before else []
         self.ends = [*kept, *[None] * self.turns][: self.turns]
 
     def open_calls(self) -> list[ToolCall]:
@@ -430,19 +429,6 @@ def _beginning(
 def _turn_starts(messages: Sequence[Message]) -> list[int]:
     """Gives the places of the user's messages: each begins a turn."""
     return [i for i, one in enumerate(messages) if one.role == "user"]
-
-
-def _half_stop(text: str, stops: Sequence[str]) -> int:
-    """Counts the letters at the end that begin one of `stops`."""
-    return max(
-        (
-            count
-            for stop in stops
-            for count in range(1, len(stop))
-            if text.endswith(stop[:count])
-        ),
-        default=0,
-    )
 
 
 def _checked_system(text: str | None) -> str | None:

@@ -25,6 +25,7 @@ from gemmakv.chat._session_file import (
     Overflow,
     SessionState,
     SessionText,
+    TokenPart,
 )
 from gemmakv.chat._stream import ChatStream
 from gemmakv.chat._templates import (
@@ -601,27 +602,14 @@ class Session:
             self.cache._become(cache)
         self._talk.elsewhere = False
 
-    def _saving(self, keys: bool = True) -> Callable[[PathOrFile], None]:
-        """Makes a `save` of what the session is now, to be called later.
-
-        Without `keys`, the prefix cache takes in keys and values, and the
-        tokens are saved alone.
-        """
+    def _saving(self) -> Callable[[PathOrFile], None]:
+        """Makes a `save` of what the session is now, to be called later."""
         with self._calls:
-            text = self._text()
-            if not keys:
-                self._publish()
-            cache = self.cache.fork()
-            ids = None if keys else self.cache.tokens
+            text, cache = self._text(), self.cache.fork()
 
         def save(path_or_file: PathOrFile) -> None:
             with piecewise_writer(path_or_file) as write:
-                if ids is None:
-                    session_file.write(text, cache, write)
-                else:
-                    session_file.write_tokens(
-                        text, ids, self._gemma.fingerprint, write
-                    )
+                session_file.write(text, cache, write)
 
         return save
 
@@ -631,9 +619,8 @@ class Session:
         """
         with self._calls:
             self._publish()
-            return SessionState(
-                self._text(), self.cache.tokens, self._gemma.fingerprint
-            )
+            tokens = TokenPart(self._gemma.fingerprint, self.cache.tokens)
+            return SessionState(self._text(), tokens)
 
     def _text(self) -> SessionText:
         """Requires: acquired."""
@@ -691,25 +678,29 @@ class Session:
         data, gemma = _in_order("from_bytes", data, gemma)
         view = byte_view("data", data)
         text, kv = session_file.split(view, whole=not rebuild)
+        if isinstance(kv, TokenPart):
+            state = SessionState(text, kv)
+            return cls._from_state(state, gemma, template, pool)
         session = cls._of_text(text, gemma, template, pool)
-        if rebuild:
-            return session
-        if isinstance(kv, session_file.TokenPart):
-            session._talk.resume_tokens(kv.check(gemma, text), text.ends)
-        else:
+        if not rebuild:
             cache = session_file.restore(kv, gemma, pool)
             session._talk.resume(cache, text.ends)
         return session
 
     @classmethod
-    def _from_state(cls, state: SessionState, gemma: Gemma) -> Session:
+    def _from_state(
+        cls,
+        state: SessionState,
+        gemma: Gemma,
+        template: Template | str | None = None,
+        pool: BlockPool | None = None,
+    ) -> Session:
         """Makes the session that `_published` gave the state of. Raises what
         `from_bytes` raises.
         """
-        text, ids, fingerprint = state
-        tokens = session_file.TokenPart(fingerprint, ids).check(gemma, text)
-        session = cls._of_text(text, gemma)
-        session._talk.resume_tokens(tokens, text.ends)
+        text, tokens = state
+        session = cls._of_text(text, gemma, template, pool)
+        session._talk.resume_tokens(tokens.check(gemma, text), text.ends)
         return session
 
     @classmethod

@@ -43,10 +43,9 @@ if TYPE_CHECKING:
 
 MAGIC = b"GKVSESSN"
 VERSION = 2
-TOKEN_VERSION = 3  # tokens in place of keys and values
-# The two with tools, calls or results: of each, a version that knows none of
-# these reads no further than the number.
-TOOL_VERSION, TOOL_TOKEN_VERSION = 4, 5
+TOKEN_VERSION = 3  # tokens in place of keys and values; not written any more
+# With tools, calls or results: who knows none of these reads no further.
+TOOL_VERSION = 4
 # Magic, version, zero, bytes of the text part, bytes of the KV part.
 _HEADER = struct.Struct("<8sIIQQ")
 _DIGEST_BYTES = 32
@@ -109,32 +108,16 @@ def write(
         nonlocal begun
         if not begun:
             [size] = _SNAPSHOT_BYTES.unpack_from(piece)
-            write(_head(text, False, size))
+            write(_head(text, size))
             begun = True
         write(piece)
 
     cache._core.save(write_piece, True)
 
 
-def write_tokens(
-    text: SessionText,
-    ids: Ids,
-    fingerprint: str,
-    write: Callable[[bytes], None],
-) -> None:
-    """Does it without keys and values: with token ids, and their weights."""
-    part = bytes.fromhex(fingerprint) + ids.astype("<i4").tobytes()
-    part += hashlib.sha256(part).digest()
-    write(_head(text, True, len(part)) + part)
-
-
-def _head(text: SessionText, tokens: bool, kv_bytes: int) -> bytes:
-    """Makes all that stands before the KV part, which has `tokens` or keys and
-    values.
-    """
-    version = TOKEN_VERSION if tokens else VERSION
-    if text.knows_tools:
-        version = TOOL_TOKEN_VERSION if tokens else TOOL_VERSION
+def _head(text: SessionText, kv_bytes: int) -> bytes:
+    """Makes all that stands before the KV part."""
+    version = TOOL_VERSION if text.knows_tools else VERSION
     fields = {name: getattr(text, name) for name in _KINDS}
     for name, default in _OPTIONAL.items():
         # Versions that do not know it read files without it.
@@ -185,16 +168,6 @@ class TokenPart:
         return ids
 
 
-class SessionState(NamedTuple):
-    """What a session is, the tokens of its cache, and which model they are
-    for.
-    """
-
-    text: SessionText
-    ids: Ids
-    fingerprint: str
-
-
 class KeptTokens(NamedTuple):
     """The tokens of a session whose keys and values are in the prefix cache."""
 
@@ -202,16 +175,27 @@ class KeptTokens(NamedTuple):
     ids: Ids
 
 
+class SessionState(NamedTuple):
+    """What a session is, and the tokens of its cache."""
+
+    text: SessionText
+    tokens: TokenPart
+
+    @property
+    def kept(self) -> KeptTokens:
+        return KeptTokens(cast(KvDtype, self.text.kv_dtype), self.tokens.ids)
+
+
 def kept_tokens(file: BinaryIO) -> KeptTokens | None:
     """Reads them from a session file; gives None for one that has keys and
     values, or is none. Raises CorruptFile, MismatchError.
     """
     head = file.read(_HEADER.size)
-    if len(head) < _HEADER.size or not _has_tokens(_HEADER.unpack(head)[1]):
+    if len(head) < _HEADER.size or _HEADER.unpack(head)[1] != TOKEN_VERSION:
         return None
     text, part = split(memoryview(head + file.read(_size(head))))
     assert isinstance(part, TokenPart)
-    return KeptTokens(cast(KvDtype, text.kv_dtype), part.ids)
+    return SessionState(text, part).kept
 
 
 def read(path_or_file: PathOrFile) -> bytes:
@@ -252,7 +236,7 @@ def split(
             "session: the text part is not that of a session: "
             + one_line(error)
         ) from None
-    if _has_tokens(version) and whole:
+    if version == TOKEN_VERSION and whole:
         return text, TokenPart.of(data[start:])
     return text, data[start:]
 
@@ -318,18 +302,13 @@ def _size(head: bytes) -> int:
             f"session: expected a file of a saved session, found {found}"
         )
     _, version, _, text_bytes, kv_bytes = _HEADER.unpack(head)
-    if version > TOOL_TOKEN_VERSION:
+    if version > TOOL_VERSION:
         raise MismatchError(
             f"session: format version {version} is newer than this version of "
-            f"gemmakv reads ({TOOL_TOKEN_VERSION}); update gemmakv"
+            f"gemmakv reads ({TOOL_VERSION}); update gemmakv"
         )
     size: int = _HEADER.size + text_bytes + _DIGEST_BYTES + kv_bytes
     return size
-
-
-def _has_tokens(version: int) -> bool:
-    """Tells whether files of a version have tokens for keys and values."""
-    return version in (TOKEN_VERSION, TOOL_TOKEN_VERSION)
 
 
 _KINDS = kinds_of(SessionText)

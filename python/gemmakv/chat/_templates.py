@@ -45,21 +45,6 @@ from gemmakv.tokenizers._tokenizer import Tokenizer
 if TYPE_CHECKING:
     from gemmakv.chat._gemma import Gemma
 
-__all__ = [
-    "NAMES",
-    "FileTemplate",
-    "Gemma4Template",
-    "GemmaTemplate",
-    "Message",
-    "PlainTemplate",
-    "Segment",
-    "Template",
-    "check_turns",
-    "render",
-    "template_for",
-]
-
-
 NAMES = ("file", "gemma", "gemma4", "plain")
 
 
@@ -217,7 +202,9 @@ def render(
     try:
         return _render_arranged(template, messages, keywords)
     except ValueError as error:
-        placed = place_error(error, places)
+        placed = place_error(
+            error, lambda i: places[i] if i < len(places) else i
+        )
         if str(placed) == str(error):
             raise
         raise placed from None

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeGuard, get_args
 
 from gemmakv._support.json import loads_finite, plain_json
+from gemmakv._support.text import overlap
 from gemmakv.chat._functions import Function, tool_schema
 from gemmakv.chat._messages import Message, Tools, items
 from gemmakv.errors import ArgumentError, brief, unexpected
@@ -312,15 +313,7 @@ class CallReader:
             self._held, self._reads = rest, self._head
             text = text.rstrip()
         else:
-            keep = next(
-                (
-                    n
-                    for n in range(len(_OPEN) - 1, 0, -1)
-                    if text.endswith(_OPEN[:n])
-                ),
-                0,
-            )
-            shown = text[: len(text) - keep].rstrip()
+            shown = text[: len(text) - overlap(text, _OPEN)].rstrip()
             self._held, text = text[len(shown) :], shown
         if text:
             yield text

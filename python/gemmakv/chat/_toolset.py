@@ -169,19 +169,16 @@ def result_messages(
         "their ids or their tools' names"
     )
     if isinstance(results, Mapping) and not _is_result(results):
-        given = dict(results)
         names = [call.name for call in calls]
-        found: list[Any] = []
-        for call in calls:
-            key = call.id
-            if key not in given and names.count(call.name) == 1:
-                key = call.name
-            if key not in given:
-                raise unexpected(name, expected, results)
-            found.append(given.pop(key))
-        if given:
+        keys = [
+            call.name
+            if call.id not in results and names.count(call.name) == 1
+            else call.id
+            for call in calls
+        ]
+        if len(keys) != len(results) or results.keys() != {*keys}:
             raise unexpected(name, expected, results)
-        results = found
+        results = [results[key] for key in keys]
     if isinstance(results, (str, bytes, Mapping)) or not isinstance(
         results, Iterable
     ):

@@ -90,16 +90,14 @@ def arrange(
     return Arranged(made, [turn.place for turn in turns])
 
 
-def place_error(error: ValueError, places: Sequence[int]) -> ValueError:
-    """An error about the messages that `arrange` was given, of one about those
-    that it made.
-    """
-
-    def place(found: re.Match[str]) -> str:
-        i = int(found[1])
-        return f"messages[{places[i] if i < len(places) else i}]"
-
-    return ValueError(_PLACE.sub(place, str(error)))
+def place_error(
+    error: ValueError, place: Callable[[int], int]
+) -> ValueError:
+    """Makes the same error about messages at other places."""
+    words = _PLACE.sub(
+        lambda found: f"messages[{place(int(found[1]))}]", str(error)
+    )
+    return ValueError(words)
 
 
 def merge(messages: Sequence[Message], role: str) -> Message:

@@ -174,6 +174,12 @@ def check_capacity_tokens(value: int | None) -> int | None:
     return value if value is None else integer("capacity_tokens", value, 1)
 
 
+def check_draft(speculate: object, draft: str | None) -> None:
+    """Raises ValueError where a draft is to guess, and there is none."""
+    if speculate == "draft" and draft is None:
+        raise ValueError("speculate: expected a --draft, found none")
+
+
 QUANTIZE = typer.Option(
     None,
     metavar="TYPE",
@@ -188,6 +194,11 @@ SAMPLING_DEFAULTS = typer.Option(
     False,
     "--sampling-defaults",
     help="Start from the options that the model's files recommend.",
+)
+NO_PACKED_CACHE = typer.Option(
+    False,
+    "--no-packed-cache",
+    help="Keep no file of packed weights for the next start.",
 )
 
 

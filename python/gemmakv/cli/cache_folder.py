@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import sys
 from typing import Any
 
 import typer
@@ -94,12 +93,7 @@ def clear(
     found = _core.FolderStore.describe(os.fsencode(path))
     amount = f"{found['entries']:,} entries ({in_bytes(found['bytes'])})"
     if not yes:
-        if not sys.stdin.isatty():
-            raise ValueError(
-                "clear: nobody to ask; --yes deletes without a question"
-            )
-        typer.echo(f"{path}: {amount}", err=True)
-        typer.confirm("Delete?", abort=True, err=True)
+        console.ask_to_delete("clear", f"{path}: {amount}")
     store = _open(path, None)
     store.clear()
     left = store.stats()["entries"]

@@ -6,7 +6,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-import numpy as np
 import typer
 
 from gemmakv import _core
@@ -15,6 +14,7 @@ from gemmakv.cache._kv_cache import create_kv_cache
 from gemmakv.cache._prefix import PrefixCache
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message
+from gemmakv.chat._transcript import common_exact
 from gemmakv.cli import console
 from gemmakv.cli.arguments import MODEL, QUANTIZE, THREADS, examples
 from gemmakv.cli.failures import InputError
@@ -124,9 +124,7 @@ def _ids(gemma: Gemma, name: str, text: str, chat: bool) -> TokenArray:
         gemma.apply_chat_template([system, Message("user", user)])
         for user in ("a", "1")
     )
-    size = min(len(one), len(other))
-    differs = np.flatnonzero(one[:size] != other[:size])
-    return one[: int(differs[0]) if len(differs) else size]
+    return one[: common_exact(one, other)]
 
 
 def _warm(

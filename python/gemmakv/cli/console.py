@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, BinaryIO, Self
 
+import typer
 from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
@@ -166,6 +167,19 @@ def facts(document: Mapping[str, object]) -> Table:
         text = f"{value:,}" if number else str(value)
         made.add_row(key.replace("_", " "), "none" if value is None else text)
     return made
+
+
+def ask_to_delete(command: str, *lines: str) -> None:
+    """Shows what is to be deleted. Raises typer.Abort unless somebody says
+    yes, ValueError if there is nobody.
+    """
+    if not sys.stdin.isatty():
+        raise ValueError(
+            f"{command}: nobody to ask; --yes deletes without a question"
+        )
+    for line in lines:
+        typer.echo(line, err=True)
+    typer.confirm("Delete?", abort=True, err=True)
 
 
 ShowProgress = Callable[[int, int], None]

@@ -21,6 +21,7 @@ from gemmakv.chat._gemma import Gemma
 from gemmakv.cli import console
 from gemmakv.cli.arguments import (
     MODEL,
+    NO_PACKED_CACHE,
     PIN_THREADS,
     QUANTIZE,
     THREADS,
@@ -83,11 +84,7 @@ def embed(
     threads: int | None = THREADS,
     pin_threads: bool = PIN_THREADS,
     quantize: str | None = QUANTIZE,
-    no_packed_cache: bool = typer.Option(
-        False,
-        "--no-packed-cache",
-        help="Keep no file of packed weights for the next start.",
-    ),
+    no_packed_cache: bool = NO_PACKED_CACHE,
 ) -> None:
     """Make vectors of texts.
 

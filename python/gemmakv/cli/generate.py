@@ -14,11 +14,13 @@ from gemmakv.cli import console, prefix_flags
 from gemmakv.cli.arguments import (
     DRAFT,
     MODEL,
+    NO_PACKED_CACHE,
     PIN_THREADS,
     QUANTIZE,
     SAMPLING_DEFAULTS,
     THREADS,
     check_capacity_tokens,
+    check_draft,
     check_kv_dtype,
     examples,
     text_of,
@@ -65,11 +67,7 @@ def generate(
     pin_threads: bool = PIN_THREADS,
     quantize: str | None = QUANTIZE,
     draft: str | None = DRAFT,
-    no_packed_cache: bool = typer.Option(
-        False,
-        "--no-packed-cache",
-        help="Keep no file of packed weights for the next start.",
-    ),
+    no_packed_cache: bool = NO_PACKED_CACHE,
     sampling_defaults: bool = SAMPLING_DEFAULTS,
     prefix_cache_ram: str | None = prefix_flags.RAM,
     prefix_cache_shared: str | None = prefix_flags.SHARED,
@@ -84,8 +82,7 @@ def generate(
     """
     if not as_json and (options.keys() & {"logprobs", "top_logprobs"}):
         raise typer.BadParameter("--logprobs and --top-logprobs need --json")
-    if options.get("speculate") == "draft" and draft is None:
-        raise ValueError("speculate: expected a --draft, found none")
+    check_draft(options.get("speculate"), draft)
     text = prompt
     if prompt == "-":
         text = console.prompt_of("stdin", console.read_stdin())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 import typer
@@ -104,7 +103,11 @@ def rm(
             )
         chosen += found
     if not yes:
-        _ask(chosen)
+        lines = [
+            f"{in_bytes(one.nbytes):>8}  {one.name}\n{'':10}{one.path}"
+            for one in chosen
+        ]
+        console.ask_to_delete("rm", *lines)
     removed = [_document(model) for model in chosen]
     for model in chosen:
         local.remove(model)
@@ -114,18 +117,6 @@ def rm(
     for one in removed:
         size = in_bytes(one["nbytes"])
         console.write(f"deleted {one['name']} ({size})\n")
-
-
-def _ask(models: list[LocalModel]) -> None:
-    """Raises typer.Abort unless somebody says yes."""
-    if not sys.stdin.isatty():
-        raise ValueError("rm: nobody to ask; --yes deletes without a question")
-    for model in models:
-        typer.echo(
-            f"{in_bytes(model.nbytes):>8}  {model.name}\n{'':10}{model.path}",
-            err=True,
-        )
-    typer.confirm("Delete?", abort=True, err=True)
 
 
 def _document(model: LocalModel) -> dict[str, Any]:

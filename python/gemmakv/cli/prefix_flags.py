@@ -22,17 +22,6 @@ from gemmakv.cli.console import Tell, write_note
 from gemmakv.cli.failures import Misplaced
 from gemmakv.errors import GemmaKVError
 
-__all__ = [
-    "CHAT_DISK",
-    "DISK",
-    "RAM",
-    "REMOTE",
-    "SHARED",
-    "open_prefix_cache",
-    "tier_folder",
-    "wanted",
-]
-
 _NONE = ("none", "off")
 _DEFAULT = re.compile(r"default(?::([^/]*))?")
 Opened = PrefixCache | bool | Callable[[], PrefixCache]
@@ -46,34 +35,32 @@ RAM = typer.Option(
     help="Memory for the common beginnings of prompts, as 2GiB; 0: none. "
     "Default: 1GiB, at most a 16th of the memory.",
 )
+SHARED_HELP = (
+    "Share the prefix cache with other processes in a folder on a memory "
+    "file system, or default; none: do not share it."
+)
 SHARED = typer.Option(
-    None,
-    "--prefix-cache-shared",
-    metavar="DIR[:SIZE]",
-    help="Share the prefix cache with other processes in a folder on a memory "
-    "file system, or default; none: do not share it.",
+    None, "--prefix-cache-shared", metavar="DIR[:SIZE]", help=SHARED_HELP
+)
+DISK_HELP = (
+    "Keep the prefix cache for later starts in a folder; none: do not keep it."
 )
 DISK = typer.Option(
-    None,
-    "--prefix-cache-disk",
-    metavar="DIR[:SIZE]",
-    help="Keep the prefix cache for later starts in a folder; none: do not "
-    "keep it.",
+    None, "--prefix-cache-disk", metavar="DIR[:SIZE]", help=DISK_HELP
 )
 CHAT_DISK = typer.Option(
     None,
     "--prefix-cache-disk",
     metavar="DIR[:SIZE]",
-    help="Keep the prefix cache for later starts in a folder; none: do not "
-    "keep it. Default: the user's cache folder, with 10 % of the free space of "
-    "its disk, at most 50GiB.",
+    help=DISK_HELP + " Default: the user's cache folder, with 10 % of the free "
+    "space of its disk, at most 50GiB.",
+)
+REMOTE_HELP = (
+    "Share the prefix cache with other hosts: redis://, valkey:// or s3://. "
+    f"The variable {_SECRET} has the secret that signs its values."
 )
 REMOTE = typer.Option(
-    None,
-    "--prefix-cache-remote",
-    metavar="URL",
-    help="Share the prefix cache with other hosts: redis://, valkey:// or "
-    f"s3://. The variable {_SECRET} has the secret that signs its values.",
+    None, "--prefix-cache-remote", metavar="URL", help=REMOTE_HELP
 )
 
 

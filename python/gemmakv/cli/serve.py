@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -13,10 +12,10 @@ import typer
 
 import gemmakv
 from gemmakv._support.arguments import integer
-from gemmakv._support.extras import install_command
+from gemmakv._support.extras import lack
 from gemmakv._support.processors import check_pinned, processors, shares
 from gemmakv.cli import console, prefix_flags
-from gemmakv.cli.arguments import examples, no_model
+from gemmakv.cli.arguments import check_draft, examples, no_model
 from gemmakv.cli.failures import Misplaced
 from gemmakv.cli.flags import with_settings
 from gemmakv.cli.serve_settings import ServeSettings, read
@@ -46,7 +45,8 @@ def serve(context: typer.Context, **flags: Any) -> None:
     Every option is also a variable (GEMMAKV_PORT) and a key of the --config
     file.
     """
-    _check_extra()
+    if missing := lack("the server", _NEEDED, "server"):
+        raise ValueError(missing)
     given, places = read(flags)
     with places.blaming():
         _serve(context, given)
@@ -86,9 +86,10 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
     )
     settings = _for_server(given, settings_of, keys, secret)
     settings_of.log_format(given.log_format)
-    GenerationOptions.table["speculate"].check("speculate", given.speculate)
-    if given.speculate == "draft" and given.draft is None:
-        raise ValueError("speculate: expected a --draft, found none")
+    speculate = GenerationOptions.table["speculate"].check(
+        "speculate", given.speculate
+    )
+    check_draft(given.speculate, given.draft)
     source = _template_source(given.chat_template)
     store = _open_sessions(given)
     path = console.fetch(model)
@@ -115,7 +116,7 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
             # What it starts is to stay there, too: HTTP, templates.
             os.sched_setaffinity(0, shares(workers)[worker.index])
         prefix = _prefix_cache(*tiers)
-        same = None if store is None else store.file
+        same = None if store is None else store.database.file
         store = _open_sessions(given, same)
 
     def load(check: Any) -> Any:
@@ -130,7 +131,7 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
             pin_threads=given.pin_threads,
             progress=lambda done, total: check(),
             prefix_cache=prefix,
-            speculate=given.speculate,
+            speculate=speculate,
             profile=given.profile,
             draft=draft,
         )
@@ -219,24 +220,10 @@ def _open_sessions(
     """
     if given.sessions is None:
         return None
-    if not given.sessions:
-        raise ValueError("sessions: expected a folder, found ''")
-    from gemmakv._support.folders import data_folder
-    from gemmakv.conversations._store import Conversations
+    from gemmakv.conversations._store import Conversations, folder_of
 
-    folder = given.sessions
-    if folder == "default":
-        folder = str(data_folder() / "conversations")
+    folder = folder_of(given.sessions)
     return Conversations.open(folder, given.response_days, same)
-
-
-def _check_extra() -> None:
-    for name in _NEEDED:
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(
-                f"the server needs the package {name}; install it with: "
-                + install_command("server")
-            )
 
 
 def _name_of(model: str) -> str:

@@ -29,6 +29,7 @@ from gemmakv._support.text import utf8_text
 from gemmakv.cli.arguments import MODEL_HELP
 from gemmakv.cli.failures import Misplaced, argument_of, refusal
 from gemmakv.cli.flags import flag_of
+from gemmakv.cli.prefix_flags import DISK_HELP, REMOTE_HELP, SHARED_HELP
 from gemmakv.errors import GemmaKVError, one_line
 
 PREFIX = "GEMMAKV_"
@@ -142,16 +143,9 @@ class ServeSettings(BaseModel):
     prefix_cache_ram: Size | None = _option(None, "SIZE",
         "Memory for the common beginnings of prompts, as 2GiB; off: none. "
         "Default: 1GiB, at most a 16th of the memory.")
-    prefix_cache_shared: str | None = _option(None, "DIR[:SIZE]",
-        "Share the prefix cache with other processes in a folder on a memory "
-        "file system, or default; none: do not share it.")
-    prefix_cache_disk: str | None = _option(None, "DIR[:SIZE]",
-        "Keep the prefix cache for later starts in a folder; none: do not "
-        "keep it.")
-    prefix_cache_remote: str | None = _option(None, "URL",
-        "Share the prefix cache with other hosts: redis://, valkey:// or "
-        "s3://. The variable GEMMAKV_PREFIX_CACHE_SECRET has the secret that "
-        "signs its values.")
+    prefix_cache_shared: str | None = _option(None, "DIR[:SIZE]", SHARED_HELP)
+    prefix_cache_disk: str | None = _option(None, "DIR[:SIZE]", DISK_HELP)
+    prefix_cache_remote: str | None = _option(None, "URL", REMOTE_HELP)
     prefix_cache_secret_file: str | None = _option(None, "FILE",
         "File with the secret that separates API keys in the prefix cache; "
         "created if missing. Default: DIR.secret.")

@@ -10,7 +10,13 @@ import typer
 from rich.table import Table
 
 from gemmakv.cli import EXIT_FAILURE, console
-from gemmakv.cli.arguments import QUANTIZE, THREADS, examples, model_option
+from gemmakv.cli.arguments import (
+    QUANTIZE,
+    THREADS,
+    check_kv_dtype,
+    examples,
+    model_option,
+)
 from gemmakv.diagnostics import _reference
 from gemmakv.diagnostics import _verify as check
 from gemmakv.errors import unexpected
@@ -36,6 +42,7 @@ def verify(
     kv_dtype: str | None = typer.Option(
         None,
         metavar="TYPE",
+        callback=check_kv_dtype,
         help="How keys and values are stored: f32, bf16 or int8. Default: "
         "bf16; f32 with --reference.",
     ),
@@ -67,16 +74,16 @@ def verify(
 
     The exit code is 0 if all agree, 1 if not.
     """
+    if limit is not None and reference is None:
+        raise typer.BadParameter(
+            "expected it with --reference alone", param_hint="--limit"
+        )
     path = console.fetch(model)
     if reference is not None:
         return _against(
             path, model, reference, tokens, kv_dtype, threads, quantize,
             _LIMIT if limit is None else limit, as_json,
         )  # fmt: skip
-    if limit is not None:
-        raise typer.BadParameter(
-            "expected it with --reference alone", param_hint="--limit"
-        )
     with console.work_progress("verifying") as progress:
         report = check.run(
             path,

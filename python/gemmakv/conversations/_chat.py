@@ -18,7 +18,6 @@ import dataclasses
 import errno
 import os
 import shutil
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -27,44 +26,41 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from gemmakv._support.files import StrPath, atomic_writer
-from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._messages import Message
-from gemmakv.chat._session_file import (
-    KeptTokens,
-    SessionState,
-    options_from_json,
-)
+from gemmakv.chat._session_file import KeptTokens, SessionState
 from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
+from gemmakv.chat.store._records import copy_of, options_of
 from gemmakv.conversations._database import FILE, Database, fact, set_fact
-from gemmakv.conversations._errors import SessionBusy, StoreFailed
+from gemmakv.conversations._errors import SessionBusy, StoreError, StoreFailed
 from gemmakv.conversations._said import (
     Line,
     Said,
     settings_of,
     shown_name,
     sound,
-    token_file,
+    state_of,
     turn_after,
     turns_of,
 )
-from gemmakv.conversations._sessions import insert_session, select_sessions
 from gemmakv.conversations._store import Conversations
-from gemmakv.conversations._tables import (
-    SESSION,
-    session_of,
-    sessions,
-    turns,
+from gemmakv.conversations._tables import session_of, sessions
+from gemmakv.conversations._tree import (
+    find_session,
+    insert_session,
+    insert_turn,
+    prune,
+    select_sessions,
+    turns_up_to,
+    update_session,
 )
-from gemmakv.conversations._tree import insert_turn, prune, turns_up_to
 from gemmakv.conversations._types import SessionInfo
-from gemmakv.errors import CorruptFile, GemmaKVError, one_line
+from gemmakv.errors import GemmaKVError, one_line
 
 if TYPE_CHECKING:
     from gemmakv.conversations._tables import Query
 
 TENANT = ""  # whom a server without keys serves
 _TRASH_S = 30 * 86400.0
-_POLL_S = 0.02
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -88,29 +84,30 @@ class ChatStore:
     """Sessions of chats with one model, and those that a server made with it.
 
     Calls raise OSError or StoreError.
+
+    Attributes:
+      read_only: why nothing can be kept; "" if it can.
+      where: the place, for people.
     """
 
     def __init__(
-        self,
-        store: Conversations,
-        weights: str,
-        read_only: str = "",
+        self, store: Conversations, weights: str, read_only: str = ""
     ) -> None:
-        """`weights`: the fingerprint of the model's, for every arithmetic.
-        `read_only`: why nothing can be kept; "" if it can.
-        """
+        """`weights`: the fingerprint of the model's, for every arithmetic."""
+        self.read_only = read_only
+        self.where = store.folder or "memory"
         self._store = store
         self._database = store.database
         self._weights = weights
-        self._read_only = read_only
-        self._lines: dict[str, Line] = {}  # of sessions that are held
-        self._names: dict[str, tuple[str, str | None]] = {}  # shown, stored
+        # Of sessions that are held, as they were written last.
+        self._lines: dict[str, Line] = {}
         self._known: dict[str, tuple[Any, Record]] = {}
         self._emptied: list[KeptTokens] = []
         self._files: dict[str, Path] = {}  # keys and values in other folders
         self._current = f"current:{weights}"
         if not read_only:
-            self._expire()
+            with contextlib.suppress(StoreError):  # a later start does it
+                self._expire()
 
     @classmethod
     def open(cls, folder: StrPath, weights: str) -> ChatStore:
@@ -124,7 +121,7 @@ class ChatStore:
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise
-            why = error.strerror
+            why = os.strerror(error.errno)
         there = os.path.exists(os.path.join(folder, FILE))
         database = Database(
             os.fspath(folder) if there else None, read_only=there
@@ -138,33 +135,21 @@ class ChatStore:
 
     @property
     def writable(self) -> bool:
-        return not self._read_only
-
-    @property
-    def read_only(self) -> str:
-        return self._read_only
-
-    @property
-    def where(self) -> str:
-        return self._store.folder or "memory"
+        return not self.read_only
 
     def close(self) -> None:
         self._store.close()
 
     # Who may write.
 
-    def hold(self, id: str, wait_s: float = 0) -> bool:
+    def hold(self, id: str) -> bool:
         if not self.writable:
             return False
-        end = time.monotonic() + wait_s
-        while True:
-            try:
-                self._store.leases.hold(id)
-                return True
-            except SessionBusy:
-                if time.monotonic() >= end:
-                    return False
-            time.sleep(_POLL_S)
+        try:
+            self._store.leases.hold(id)
+        except SessionBusy:
+            return False
+        return True
 
     def release(self, id: str) -> None:
         self._lines.pop(id, None)
@@ -208,12 +193,12 @@ class ChatStore:
                         continue
                     before = (found, record)
                 self._known[found.id] = before
-                listing.records.append(_copy(before[1]))
+                listing.records.append(copy_of(before[1]))
         return listing
 
     def read_record(self, id: str) -> Record | None:
         with self._database.read() as db:
-            found = self._find(db, id)
+            found = find_session(db, TENANT, id)
             return None if found is None else self._record(db, found)
 
     def write_record(
@@ -223,7 +208,7 @@ class ChatStore:
         that of the record, its tokens, too. Requires: it is held.
         """
         if not self._store.leases.holds(record.id):
-            raise StoreFailed(self._read_only or "the session is not held")
+            raise StoreFailed(self.read_only or "the session is not held")
         with self._database.write() as db:
             line = self._write_in(db, record, state)
         self._lines[record.id] = line
@@ -234,19 +219,19 @@ class ChatStore:
         self, db: Connection, record: Record, state: SessionState | None
     ) -> Line:
         """Does `write_record` inside a transaction; gives the turns."""
-        found = self._find(db, record.id)
+        found = find_session(db, TENANT, record.id)
         if found is not None:
             before = self._line_of(db, record.id, found.head)
         else:
             before = Line([], [])
-            parent = self._find(db, record.parent) if record.parent else None
+            parent = find_session(db, TENANT, record.parent or "")
             if parent is not None:
                 before = self._line_of(db, parent.id, parent.head)
         wanted = turns_of(record, state)
         same = 0
-        while same < min(len(before.said), len(wanted)) and before.said[
-            same
-        ].is_as(wanted[same], state is not None):
+        for said, other in zip(before.said, wanted):
+            if not said.is_as(other, state is not None):
+                break
             same += 1
         line = Line(before.ids[:same], before.said[:same])
         for said in wanted[same:]:
@@ -259,7 +244,7 @@ class ChatStore:
         settings.update(settings_of(record, state))
         session = SessionInfo(
             record.id,
-            sound(self._stored_name(record, found)),
+            sound(_stored_name(record, found)),
             sound(record.system),
             head,
             len(line.ids),
@@ -275,27 +260,30 @@ class ChatStore:
             return line
         fields = dataclasses.asdict(session)
         del fields["turns"], fields["id"]
-        is_it = sessions.c.id == record.id
-        db.execute(sa.update(sessions).where(is_it).values(**fields))
+        update_session(db, record.id, **fields)
         if found.head != head:
             prune(db, found.head)
         return line
 
-    # Session files, as `from_store` takes them.
+    # What caches held, as `from_store` takes it.
+
+    def read_state(self, id: str) -> SessionState | None:
+        """Gives what a session was, with the tokens of its cache; None if
+        these are not kept.
+        """
+        with self._database.read() as db:
+            found = find_session(db, TENANT, id)
+            if found is None:
+                return None
+            return state_of(found, turns_up_to(db, found.head))
 
     def open_session(self, id: str) -> BinaryIO | None:
-        """Gives the file of keys and values, or one that is made of the tokens
-        in the database; None if there are neither.
-        """
+        """Gives the file of keys and values; None if there is none."""
         path = self._key_path(id)
         if path is not None:
             with contextlib.suppress(FileNotFoundError):
                 return open(path, "rb")
-        with self._database.read() as db:
-            found = self._find(db, id)
-            if found is None:
-                return None
-            return token_file(found, turns_up_to(db, found.head))
+        return None
 
     def write_session(self, id: str, save: SaveTo) -> None:
         path = self._key_path(id)
@@ -336,12 +324,11 @@ class ChatStore:
                 id = one.record.id
                 if self._has(db, id):
                     continue
-                self._lines[id] = self._write_in(db, one.record, one.state)
+                self._write_in(db, one.record, one.state)
                 if one.deleted is not None:
                     self._put_away(db, id, one.deleted)
             if current is not None and fact(db, self._current) is None:
                 set_fact(db, self._current, current.encode())
-        self._lines.clear()
 
     def _link_keys(self, id: str, file: Path) -> None:
         """Has a file be that of the session's keys and values, too."""
@@ -363,17 +350,13 @@ class ChatStore:
 
     def _put_away(self, db: Connection, id: str, ago_s: float = 0.0) -> None:
         when = self._database.clock.now() - ago_s
-        db.execute(
-            sa.update(sessions)
-            .where(sessions.c.id == id)
-            .values(deleted=when, lease=None)
-        )
+        update_session(db, id, deleted=when, lease=None)
 
     # The trash.
 
     def delete(self, id: str) -> None:
         if not self._store.leases.holds(id):
-            raise StoreFailed(self._read_only or "the session is not held")
+            raise StoreFailed(self.read_only or "the session is not held")
         with self._database.write() as db:
             self._put_away(db, id)
 
@@ -395,11 +378,7 @@ class ChatStore:
             return None
         try:
             with self._database.write() as db:
-                db.execute(
-                    sa.update(sessions)
-                    .where(sessions.c.id == id, sessions.c.tenant == TENANT)
-                    .values(deleted=None)
-                )
+                update_session(db, id, deleted=None)
             return self.read_record(id)
         finally:
             self.release(id)
@@ -409,17 +388,8 @@ class ChatStore:
         return emptied
 
     def _trash(self) -> Query:
-        return (
-            sa.select(*SESSION)
-            .join_from(
-                sessions, turns, turns.c.id == sessions.c.head, isouter=True
-            )
-            .where(
-                sessions.c.tenant == TENANT,
-                sessions.c.deleted.is_not(None),
-                sessions.c.model == self._weights,
-            )
-        )
+        is_ours = sessions.c.model == self._weights
+        return select_sessions(TENANT, deleted=True).where(is_ours)
 
     def _expire(self) -> None:
         """Deletes what was in the trash for long enough."""
@@ -432,17 +402,14 @@ class ChatStore:
         with self._database.write() as db:
             for row in db.execute(query).mappings().all():
                 found = session_of(row)
-                file = token_file(found, turns_up_to(db, found.head))
-                if file is not None:
-                    with contextlib.suppress(GemmaKVError):
-                        kept = session_file.kept_tokens(file)
-                        self._emptied += [] if kept is None else [kept]
+                state = state_of(found, turns_up_to(db, found.head))
                 is_it = sessions.c.id == found.id
                 db.execute(sa.delete(sessions).where(is_it))
                 prune(db, found.head)
-                gone.append(found.id)
-        for id in gone:
+                gone.append((found.id, state))
+        for id, state in gone:
             self._remove_keys(id)
+            self._emptied += [] if state is None else [state.kept]
 
     # The current one.
 
@@ -458,11 +425,6 @@ class ChatStore:
                 set_fact(db, self._current, id.encode())
 
     # Records and turns.
-
-    def _find(self, db: Connection, id: str) -> SessionInfo | None:
-        query = select_sessions(TENANT).where(sessions.c.id == id)
-        row = db.execute(query).mappings().first()
-        return None if row is None else session_of(row)
 
     def _has(self, db: Connection, id: str) -> bool:
         """Says whether a session is there, or in the trash."""
@@ -494,13 +456,6 @@ class ChatStore:
             messages += [said.user, said.reply]
         settings = found.settings
         shown = shown_name(found.name, found.id)
-        self._names[found.id] = shown, found.name
-        try:
-            options = options_from_json(settings.get("options", {}))
-        except TypeError as error:
-            raise NewerRecord(shown, f"options: {error}") from None
-        except ValueError as error:
-            raise CorruptFile(f"options: {error}") from None
         return Record(
             name=shown,
             id=found.id,
@@ -511,25 +466,15 @@ class ChatStore:
             system=found.system,
             messages=messages,
             draft=found.draft,
-            options=options,
+            options=options_of(settings.get("options", {}), shown),
             overflow=settings.get("overflow", "error"),
             tokens=settings.get("tokens", 0),
             think=settings.get("think"),
         )
 
-    def _stored_name(
-        self, record: Record, found: SessionInfo | None
-    ) -> str | None:
-        """Gives a name as it is kept: one that is only shown otherwise stays.
-        """
-        shown, stored = self._names.get(record.id, ("", None))
-        if found is not None and record.name == shown:
-            return stored
-        self._names[record.id] = record.name, record.name
+
+def _stored_name(record: Record, found: SessionInfo | None) -> str | None:
+    """Gives a name as it is kept: one that is only shown otherwise stays."""
+    if found is None or record.name != shown_name(found.name, found.id):
         return record.name
-
-
-def _copy(record: Record) -> Record:
-    return dataclasses.replace(
-        record, messages=[*record.messages], options={**record.options}
-    )
+    return found.name

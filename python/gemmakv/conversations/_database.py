@@ -14,6 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -49,7 +50,12 @@ _POLL_S = 0.01
 
 
 class Database:
-    """A database in a folder, or in memory."""
+    """A database in a folder, or in memory.
+
+    Attributes:
+      file: which file it is, for `same` in another process.
+      failure: why the last write failed; "" if it did not.
+    """
 
     driver: sqlite3.Connection
 
@@ -67,7 +73,7 @@ class Database:
         """
         self.folder = folder
         self.read_only = read_only
-        self.failure = ""  # of the last write
+        self.failure = ""
         self._lock = threading.Lock()
         self.engine: Engine | None = None
         self._patience_s = BUSY_S
@@ -182,24 +188,20 @@ class Database:
 
     # Transactions.
 
-    @contextlib.contextmanager
-    def read(self) -> Iterator[Connection]:
+    def read(self) -> AbstractContextManager[Connection]:
         """A transaction that sees one state of the database."""
-        with self._transaction(False) as db:
-            yield db
+        return self._transaction(False)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction of which all is on disk, or nothing."""
-        with self.write_lease() as db:
+        with self._transaction(True) as db:
             yield db
         self.failure = ""
 
-    @contextlib.contextmanager
-    def write_lease(self) -> Iterator[Connection]:
+    def write_lease(self) -> AbstractContextManager[Connection]:
         """As `write`, for what fits also where a turn has no room."""
-        with self._transaction(True) as db:
-            yield db
+        return self._transaction(True)
 
     @contextlib.contextmanager
     def _transaction(self, writes: bool) -> Iterator[Connection]:
@@ -213,7 +215,7 @@ class Database:
                     with db.begin():
                         yield db
             except DBAPIError as error:
-                name = _name_of(error)
+                name = _errorname(error.orig)
                 if writes:
                     self.failure = f"{error.orig} ({name})"
                 raise _failed(error, name, writes) from error
@@ -357,9 +359,9 @@ def _make_private(folder: str, path: str) -> None:
             f"sessions: {folder}: expected a folder, found {found}"
         ) from None
     except OSError as error:
-        raise OSError(
-            error.errno, f"sessions: {folder}: {error.strerror}"
-        ) from None
+        refused = OSError(f"sessions: {folder}: {error.strerror}")
+        refused.errno = error.errno  # without a strerror, which would be said
+        raise refused from None
 
 
 def _file_of(path: str) -> FileId | None:
@@ -380,10 +382,6 @@ def _is_on_read_only(path: str) -> bool:
 
 def _errorname(error: BaseException | None) -> str:
     return getattr(error, "sqlite_errorname", None) or "SQLITE_ERROR"
-
-
-def _name_of(error: DBAPIError) -> str:
-    return _errorname(error.orig)
 
 
 def _failed(error: DBAPIError, name: str, wrote: bool) -> StoreError:

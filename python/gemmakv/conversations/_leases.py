@@ -20,31 +20,11 @@ from gemmakv._support.locks import lock
 from gemmakv.conversations import _clock
 from gemmakv.conversations._database import Database
 from gemmakv.conversations._errors import NoSession, SessionBusy, StoreError
-from gemmakv.conversations._tables import SESSION, session_of, sessions, turns
+from gemmakv.conversations._tables import sessions
+from gemmakv.conversations._tree import read_session, update_session
 from gemmakv.conversations._types import LEASE_S, SessionInfo
 
 _HELD = "held"  # the folder of locks
-
-
-def read_session(db: Connection, tenant: str, id: str) -> SessionInfo:
-    """Gives a session inside a transaction. Raises NoSession."""
-    query = sa.select(*SESSION).join_from(
-        sessions, turns, turns.c.id == sessions.c.head, isouter=True
-    )
-    row = (
-        db.execute(
-            query.where(
-                sessions.c.tenant == tenant,
-                sessions.c.id == id,
-                sessions.c.deleted.is_(None),
-            )
-        )
-        .mappings()
-        .first()
-    )
-    if row is None:
-        raise NoSession(f"session: there is no {id[:60]!r} among yours")
-    return session_of(row)
 
 
 def busy(session: str, why: str, holder: str = "") -> SessionBusy:
@@ -71,7 +51,8 @@ class Leases:
             found = read_session(db, tenant, id)
             self.check_idle(db, id)
             until = _clock.uptime() + LEASE_S
-            self._note(db, id, _clock.BOOT + owner, until)
+            lease = _clock.BOOT + owner
+            update_session(db, id, lease=lease, lease_until=until)
             return found
 
     def renew(self, id: str, owner: str) -> None:
@@ -174,13 +155,6 @@ class Leases:
         ):
             raise busy(id, "another turn runs in it")
 
-    def _note(self, db: Connection, id: str, lease: str, until: float) -> None:
-        db.execute(
-            sa.update(sessions)
-            .where(sessions.c.id == id)
-            .values(lease=lease, lease_until=until)
-        )
-
     def _free(self, db: Connection, *which: Any) -> None:
         db.execute(sa.update(sessions).where(*which).values(lease=None))
 
@@ -210,4 +184,5 @@ class Leases:
     def _path(self, id: str) -> str:
         if not id or "/" in id or "\0" in id:
             raise NoSession(f"session: expected an id, found {id[:60]!r}")
-        return os.path.join(self._database.folder or "", _HELD, id)
+        folder = self._database.folder or os.devnull  # where no file can be
+        return os.path.join(folder, _HELD, id)

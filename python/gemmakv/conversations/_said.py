@@ -5,17 +5,16 @@ session's cache had gained when the reply had ended.
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._session_file import (
     SessionState,
     SessionText,
+    TokenPart,
     options_to_json,
 )
 from gemmakv.chat._transcript import Ids
@@ -24,8 +23,9 @@ from gemmakv.conversations._types import SessionInfo, Turn, new_id
 
 _CACHE = "cache:"  # what the basis of a chat's tokens begins with
 _NO_IDS: Ids = np.empty(0, np.int32)
-_QUOTES = "\"'"
-_MAX_NAME_CHARS = 40
+# Of names that can be typed.
+QUOTES = ('"', "'")
+MAX_NAME_CHARS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +82,8 @@ def turns_of(record: Record, state: SessionState | None) -> list[Said]:
     pairs = list(zip(record.messages[::2], record.messages[1::2]))
     if state is None:
         return [Said(*pair) for pair in pairs]
-    text, ids, fingerprint = state
-    ends = [*text.ends, *[None] * len(pairs)][: len(pairs)]
+    ids, fingerprint = state.tokens.ids, state.tokens.fingerprint
+    ends = [*state.text.ends, *[None] * len(pairs)][: len(pairs)]
     if pairs and ends[-1] is None:
         ends[-1] = len(ids) or None  # it says the same, so far
     found: list[Said] = []
@@ -143,9 +143,9 @@ def settings_of(record: Record, state: SessionState | None) -> dict[str, Any]:
     return found
 
 
-def token_file(found: SessionInfo, path: Sequence[Turn]) -> BinaryIO | None:
-    """Makes a session file of the tokens that turns have; None if they have
-    none of a chat.
+def state_of(found: SessionInfo, path: Sequence[Turn]) -> SessionState | None:
+    """Gives what a chat's session was, with the tokens that turns have; None
+    if they have none of a chat.
     """
     settings = found.settings
     last = len(path)
@@ -181,12 +181,8 @@ def token_file(found: SessionInfo, path: Sequence[Turn]) -> BinaryIO | None:
         ends=ends,
         think=settings.get("think"),
     )
-    file = io.BytesIO()
-    session_file.write_tokens(
-        text, np.concatenate(parts), basis[len(_CACHE) :], file.write
-    )
-    file.seek(0)
-    return file
+    fingerprint = basis[len(_CACHE) :]
+    return SessionState(text, TokenPart(fingerprint, np.concatenate(parts)))
 
 
 def shown_name(name: str | None, id: str) -> str:
@@ -194,7 +190,7 @@ def shown_name(name: str | None, id: str) -> str:
     if name is None:
         return f"session-{id[-4:]}"
     kept = "".join(c if c.isprintable() and c != " " else "-" for c in name)
-    kept = kept.strip(_QUOTES).lstrip("/")[:_MAX_NAME_CHARS]
+    kept = kept.strip("".join(QUOTES)).lstrip("/")[:MAX_NAME_CHARS]
     return kept or f"session-{id[-4:]}"
 
 

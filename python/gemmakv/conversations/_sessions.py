@@ -5,26 +5,24 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from gemmakv.conversations._database import Database
 from gemmakv.conversations._errors import NoSession, NoTurn
-from gemmakv.conversations._leases import Leases, read_session
-from gemmakv.conversations._tables import (
-    SESSION,
-    made,
-    session_of,
-    sessions,
-    turns,
+from gemmakv.conversations._leases import Leases
+from gemmakv.conversations._tables import made, session_of, sessions, turns
+from gemmakv.conversations._tree import (
+    insert_session,
+    insert_turn,
+    leads_to,
+    prune,
+    read_session,
+    select_sessions,
+    update_session,
 )
-from gemmakv.conversations._tree import insert_turn, leads_to, prune
 from gemmakv.conversations._types import Branch, SessionInfo, Turn, new_id
-
-if TYPE_CHECKING:
-    from gemmakv.conversations._tables import Query
 
 
 class Sessions:
@@ -40,17 +38,16 @@ class Sessions:
         name: str | None,
         system: str | None,
         turns: Sequence[Turn] = (),
-        **more: Any,
+        model: str | None = None,
     ) -> SessionInfo:
         """Makes a session. With `turns`, whose ids are new, each is the next
-        one's parent. `more`: other fields of it.
+        one's parent.
         """
         now = time.time()
         found = SessionInfo(
             new_id("sess"), name, system, turns[-1].id if turns else None,
-            len(turns), now, now,
+            len(turns), now, now, model,
         )  # fmt: skip
-        found = dataclasses.replace(found, **more)
         with self._database.write() as db:
             for turn in turns:
                 insert_turn(db, turn, self._database.clock.now())
@@ -83,7 +80,7 @@ class Sessions:
         """Raises NoSession."""
         with self._database.write() as db:
             read_session(db, tenant, id)
-            _update(db, id, name=name, updated=time.time())
+            update_session(db, id, name=name, updated=time.time())
             return read_session(db, tenant, id)
 
     def fork(
@@ -114,7 +111,7 @@ class Sessions:
             if turn is not None:
                 _checked_turn(db, one, turn)
             self._leases.check_idle(db, id)
-            _update(db, id, head=turn, updated=time.time())
+            update_session(db, id, head=turn, updated=time.time())
             prune(db, one.head)
             return read_session(db, tenant, id)
 
@@ -142,28 +139,6 @@ class Sessions:
         rows = db.execute(query.order_by(made.desc()).limit(limit + 1))
         found = [session_of(row) for row in rows.mappings()]
         return found[:limit], len(found) > limit
-
-
-def select_sessions(tenant: str) -> Query:
-    """Gives the query for a tenant's sessions, but those in the trash."""
-    return (
-        sa.select(*SESSION)
-        .join_from(
-            sessions, turns, turns.c.id == sessions.c.head, isouter=True
-        )
-        .where(sessions.c.tenant == tenant, sessions.c.deleted.is_(None))
-    )
-
-
-def insert_session(db: Connection, tenant: str, session: SessionInfo) -> None:
-    """Adds a session inside a transaction."""
-    fields = dataclasses.asdict(session)
-    del fields["turns"]
-    db.execute(sa.insert(sessions).values(**fields, tenant=tenant))
-
-
-def _update(db: Connection, id: str, **fields: Any) -> None:
-    db.execute(sa.update(sessions).where(sessions.c.id == id).values(**fields))
 
 
 def _last_shown(db: Connection, tenant: str, id: str) -> SessionInfo:

@@ -7,6 +7,7 @@ import hmac
 import os
 
 from gemmakv._support.files import StrPath
+from gemmakv._support.folders import data_folder
 from gemmakv.conversations._database import Database
 from gemmakv.conversations._errors import StoreError
 from gemmakv.conversations._leases import Leases
@@ -17,6 +18,15 @@ from gemmakv.conversations._types import FileId
 _DAY_S = 86400.0
 
 
+def folder_of(name: str) -> str:
+    """Gives the folder that --sessions names: "default" is the user's own.
+    Raises ValueError for no name, OSError if there is no home.
+    """
+    if not name:
+        raise ValueError("sessions: expected a folder, found ''")
+    return str(data_folder() / "conversations") if name == "default" else name
+
+
 class Conversations:
     """Sessions and their turns, for many processes at a time.
 
@@ -25,15 +35,14 @@ class Conversations:
     StoreError.
 
     Attributes:
+      database: its file, and how that is.
       sessions, turns, leases: what there is, and who may write it.
     """
 
     def __init__(
-        self,
-        database: Database,
-        response_days: float = 30.0,
+        self, database: Database, response_days: float = 30.0
     ) -> None:
-        self._database = database
+        self.database = database
         self.leases = Leases(database)
         self.sessions = Sessions(database, self.leases)
         self.turns = Turns(database, response_days * _DAY_S)
@@ -61,43 +70,17 @@ class Conversations:
         return found
 
     @property
-    def database(self) -> Database:
-        return self._database
-
-    @property
     def folder(self) -> str | None:
-        return self._database.folder
-
-    @property
-    def file(self) -> FileId:
-        """Which file it is, for `open` in another process."""
-        return self._database.file
-
-    @property
-    def failure(self) -> str:
-        """Why the last write failed; "" if it did not."""
-        return self._database.failure
+        return self.database.folder
 
     def tenant_of(self, key: str) -> str:
         """Gives what records call the owner of a key; the same after a
         restart.
         """
-        secret = self._database.secret
+        secret = self.database.secret
         return hmac.digest(secret, key.encode(), hashlib.sha256).hex()
-
-    def warnings(self) -> list[str]:
-        """Says what keeps turns from being kept, and may pass by itself."""
-        return self._database.warnings()
-
-    def check_place(self) -> None:
-        """Raises StoreMoved where the file was removed or replaced."""
-        self._database.check_place()
-
-    def be_patient(self, seconds: float) -> None:
-        """Has what follows wait that long for another process that writes."""
-        self._database.be_patient(seconds)
 
     def close(self) -> None:
         """Closes the database. Idempotent."""
         self.leases.close()
-        self._database.close()
+        self.database.close()

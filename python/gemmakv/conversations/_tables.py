@@ -49,7 +49,7 @@ REVISIONS = ("0001", "0002")
 HEAD = REVISIONS[-1]
 
 # REAL has eight bytes in SQLite, and four in PostgreSQL.
-_Seconds = REAL().with_variant(Double(), "postgresql")
+_Seconds: REAL[float] = REAL().with_variant(Double(), "postgresql")
 
 
 class Json(TypeDecorator[Any]):

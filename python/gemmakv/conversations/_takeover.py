@@ -17,7 +17,8 @@ from gemmakv._support.locks import lock
 from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._session_file import SessionState, TokenPart
 from gemmakv.chat.store import NewerRecord, Record
-from gemmakv.chat.store._folder import read_file
+from gemmakv.chat.store._folder import read_current, read_file
+from gemmakv.chat.store._live import common_turns
 from gemmakv.conversations._chat import ChatStore, Taken
 from gemmakv.errors import CorruptFile, GemmaKVError
 
@@ -43,7 +44,7 @@ def take_over(folder: Path, store: ChatStore) -> list[str]:
             *_records(folder / "trash", new / "trash", []),
         ]
         found.sort(key=lambda one: one.record.created)
-        store.take_in(found, _current(folder))
+        store.take_in(found, read_current(folder))
         if store.writable:
             os.rename(folder, new)
         return lines
@@ -100,23 +101,13 @@ def _taken(record: Record, file: Path, deleted: float | None) -> Taken:
     if not isinstance(part, TokenPart):
         return Taken(record, deleted, keys=file)
     # The record may be newer than the file.
-    same = 0
-    for said, stored in zip(text.messages, record.messages):
-        if said != stored:
-            break
-        same += 1
-    ends = [*text.ends, *[None] * record.turns][: same // 2]
-    held = max((end for end in ends if end is not None), default=0)
-    ids = part.ids if same == len(text.messages) else part.ids[:held]
+    same = common_turns(text.messages, record.messages)
+    ends = [*text.ends, *[None] * record.turns][:same]
+    if 2 * same < len(text.messages):
+        held = max((end for end in ends if end is not None), default=0)
+        part = TokenPart(part.fingerprint, part.ids[:held])
     text.ends = [*ends, *[None] * (record.turns - len(ends))]
-    return Taken(record, deleted, SessionState(text, ids, part.fingerprint))
-
-
-def _current(folder: Path) -> str | None:
-    try:
-        return (folder / "current").read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return None
+    return Taken(record, deleted, SessionState(text, part))
 
 
 def _unused(path: Path) -> Path:

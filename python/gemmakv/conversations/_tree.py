@@ -1,24 +1,68 @@
-"""Turns inside a transaction: what leads to what."""
+"""Sessions and turns inside a transaction: what leads to what."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from gemmakv.conversations._errors import NoSession
 from gemmakv.conversations._tables import (
     LIGHT,
+    SESSION,
     TURN,
+    session_of,
     sessions,
     turn_of,
     turns,
 )
-from gemmakv.conversations._types import KEPT, NOBODY, Turn
+from gemmakv.conversations._types import KEPT, NOBODY, SessionInfo, Turn
 
 if TYPE_CHECKING:
     from gemmakv.conversations._tables import Query
+
+
+def select_sessions(tenant: str, deleted: bool = False) -> Query:
+    """Gives the query for a tenant's sessions: those in the trash, or the
+    others.
+    """
+    is_there = sessions.c.deleted.is_(None)
+    return (
+        sa.select(*SESSION)
+        .join_from(
+            sessions, turns, turns.c.id == sessions.c.head, isouter=True
+        )
+        .where(
+            sessions.c.tenant == tenant, ~is_there if deleted else is_there
+        )
+    )
+
+
+def find_session(db: Connection, tenant: str, id: str) -> SessionInfo | None:
+    query = select_sessions(tenant).where(sessions.c.id == id)
+    row = db.execute(query).mappings().first()
+    return None if row is None else session_of(row)
+
+
+def read_session(db: Connection, tenant: str, id: str) -> SessionInfo:
+    """Gives a session. Raises NoSession."""
+    found = find_session(db, tenant, id)
+    if found is None:
+        raise NoSession(f"session: there is no {id[:60]!r} among yours")
+    return found
+
+
+def insert_session(db: Connection, tenant: str, session: SessionInfo) -> None:
+    fields = dataclasses.asdict(session)
+    del fields["turns"]
+    db.execute(sa.insert(sessions).values(**fields, tenant=tenant))
+
+
+def update_session(db: Connection, id: str, **fields: Any) -> None:
+    db.execute(sa.update(sessions).where(sessions.c.id == id).values(**fields))
 
 
 def insert_turn(db: Connection, turn: Turn, age: float) -> None:
@@ -28,7 +72,7 @@ def insert_turn(db: Connection, turn: Turn, age: float) -> None:
 
 
 def has_turn(db: Connection, id: str) -> bool:
-    query = sa.select(sa.literal_column("1")).where(turns.c.id == id)
+    query = sa.select(turns.c.id).where(turns.c.id == id)
     return db.execute(query).first() is not None
 
 
@@ -51,7 +95,7 @@ def turns_up_to(
 
 def leads_to(db: Connection, head: str | None, turn: str) -> bool:
     """Says whether `turn` is `head` or before it."""
-    query = sa.select(sa.literal_column("1")).where(_UP.c.id == turn)
+    query = sa.select(_UP.c.id).where(_UP.c.id == turn)
     return db.execute(query, {"turn": head}).first() is not None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gemmakv._support.arguments import boolean, integer, number
 from gemmakv._support.text import encode_utf8
-from gemmakv.errors import ArgumentError, unexpected
+from gemmakv.errors import ArgumentError, brief, unexpected
 from gemmakv.generation._grammar import Grammar, of_response_format
 
 MAX_INT = (1 << 31) - 1
@@ -225,7 +225,7 @@ class Bias(Kind):
             raise unexpected(name, "a mapping of token ids to numbers", value)
         return [
             (
-                integer(f"{name} key", token, 0, MAX_INT),
+                integer(f"{name}[{brief(token)}]", token, 0, MAX_INT),
                 self._bias(f"{name}[{token!r}]", bias),
             )
             for token, bias in value.items()

@@ -118,7 +118,7 @@ class History:
 
         def called() -> _T:
             waited = round(time.monotonic() - asked)
-            self.store.be_patient(max(BUSY_S - waited, 0.0))
+            self.store.database.be_patient(max(BUSY_S - waited, 0.0))
             try:
                 return function(*args)
             except StoreError as error:
@@ -130,7 +130,8 @@ class History:
 
     def _note_failure(self) -> None:
         """Has the log say so where writing began to fail, or to succeed."""
-        before, self._failure = self._failure, self.store.failure
+        before = self._failure
+        self._failure = self.store.database.failure
         if self._failure and not before:
             LOG.warning(
                 "sessions: %s: nothing can be written: %s",
@@ -147,10 +148,10 @@ class History:
         calls. Raises RequestError where it needs another start.
         """
         try:
-            self.store.check_place()
+            self.store.database.check_place()
         except StoreError as error:
             raise of_store(error) from error
-        return self.store.warnings()
+        return self.store.database.warnings()
 
     def owner(self, tenant: Tenant) -> str:
         """What records call a tenant."""

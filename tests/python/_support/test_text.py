@@ -8,6 +8,7 @@ from gemmakv._support.text import (
     check_unicode,
     encode_utf8,
     is_unicode,
+    overlap,
     utf8_text,
 )
 from gemmakv.errors import ArgumentError
@@ -35,3 +36,13 @@ def test_lone_surrogates(text: str) -> None:
 def test_bytes_that_are_no_text() -> None:
     with pytest.raises(ValueError, match=r"0xFF at offset 2$"):
         utf8_text(b"ab\xff")
+
+
+@pytest.mark.parametrize("text, marks, count", [
+    ("", ["ab"], 0), ("ab", [], 0), ("ab", ["ab"], 0), ("a", ["ab"], 1),
+    ("xab<", ["<end>", "ab<y"], 3), ("aba", ["abab"], 3), ("a", [""], 0),
+])  # fmt: skip
+def test_what_a_mark_may_begin_with(
+    text: str, marks: list[str], count: int
+) -> None:
+    assert overlap(text, *marks) == count

@@ -56,15 +56,11 @@ def test_a_home_that_is_no_place_is_none(
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOTDIR])
 def test_a_folder_that_cannot_be_written(code: int) -> None:
-    for variable, hinted in (
-        ("XDG_CACHE_HOME", folders.in_cache_folder),
-        ("XDG_DATA_HOME", folders.in_data_folder),
-    ):
-        with pytest.raises(OSError) as caught, hinted():
-            raise OSError(code, os.strerror(code), "/home/me/.cache")
-        assert caught.value.errno == code
-        said = describe(caught.value)
-        assert said.startswith("/home/me/.cache: ") and variable in said
+    with pytest.raises(OSError) as caught, folders.in_cache_folder():
+        raise OSError(code, os.strerror(code), "/home/me/.cache")
+    assert caught.value.errno == code
+    said = describe(caught.value)
+    assert said.startswith("/home/me/.cache: ") and "XDG_CACHE_HOME" in said
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:

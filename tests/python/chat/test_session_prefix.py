@@ -14,6 +14,7 @@ from gemmakv import Gemma, PrefixCache, Session
 from gemmakv.chat._session_file import kept_tokens
 from gemmakv.errors import CorruptFile, MismatchError
 from support.sessions import NO_END, assert_same, assert_sound, said
+from support.token_files import token_file
 
 SYSTEM = "Of all that is said here nothing is forgotten. " * 6
 
@@ -44,12 +45,6 @@ def place(talker_path: Path, tmp_path: Path) -> Iterator[Place]:
     place = Place(talker_path, tmp_path / "prefix")
     yield place
     place.close()
-
-
-def tokens_of(session: Session) -> bytes:
-    file = io.BytesIO()
-    session._saving(keys=False)(file)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("template", ["plain", "gemma"])
@@ -92,7 +87,7 @@ def test_tokens_alone_bring_a_session_back(
 ) -> None:
     texts = ("one " * 90, "two " * 60, "three")
     live = said(Session(talker, SYSTEM, template=template), *texts)
-    data = tokens_of(
+    data = token_file(
         said(Session(place.start(), SYSTEM, template=template), *texts)
     )
     assert len(data) < 16_000 < live.cache.nbytes
@@ -126,7 +121,7 @@ def test_tokens_alone_bring_a_session_back(
         back.send("instead", seed=8, **options),
         live.send("instead", seed=8, **options),
     )
-    again = Session.from_bytes(tokens_of(back), place.start())
+    again = Session.from_bytes(token_file(back), place.start())
     again.undo(2)
     live.undo(2)
     reply = again.send("later", seed=9, **options)
@@ -156,7 +151,7 @@ def test_a_saved_file_holds_everything(
 ) -> None:
     """Also of a session that is not in memory."""
     live = said(Session(talker, SYSTEM), "one", "two")
-    data = tokens_of(said(Session(place.start(), SYSTEM), "one", "two"))
+    data = token_file(said(Session(place.start(), SYSTEM), "one", "two"))
     Session.from_bytes(data, place.start()).save(tmp_path / "whole.gkv")
     back = Session.load(tmp_path / "whole.gkv", talker)
     assert back.in_memory
@@ -168,7 +163,7 @@ def test_a_saved_file_holds_everything(
 
 def test_what_is_no_session_of_tokens(talker: Gemma, tiny: Gemma) -> None:
     session = said(Session(talker), "one")
-    data = tokens_of(session)
+    data = token_file(session)
     kept = kept_tokens(io.BytesIO(data))
     assert kept is not None and kept.kv_dtype == session.cache.kv_dtype
     assert kept.ids.tolist() == session.cache.tokens.tolist()
@@ -193,12 +188,7 @@ def test_what_is_no_session_of_tokens(talker: Gemma, tiny: Gemma) -> None:
 @pytest.mark.parametrize("bad", [-1, 1 << 30])
 def test_token_ids_that_no_model_has(talker: Gemma, bad: int) -> None:
     session = said(Session(talker), "one")
-    file = io.BytesIO()
-    from gemmakv.chat import _session_file as session_file
-
-    text, _ = session_file.split(memoryview(tokens_of(session)))
     ids = session.cache.tokens
     ids[3] = bad
-    session_file.write_tokens(text, ids, talker.fingerprint, file.write)
     with pytest.raises(CorruptFile, match="token ids"):
-        Session.from_bytes(file.getvalue(), talker)
+        Session.from_bytes(token_file(session, ids), talker)

@@ -14,6 +14,7 @@ import pytest
 
 import gemmakv
 from gemmakv.cli import main
+from gemmakv.generation._options import APART
 from support import tiny_gguf
 from support.command import RunCli, assert_fails, first_on_path
 
@@ -42,7 +43,7 @@ def test_help(cli: RunCli, command: list[str]) -> None:
     assert "Usage" in text
     if command == ["generate"]:
         for option in gemmakv.options.Options.__annotations__:
-            if option not in ("progress", "logits_processor"):
+            if option not in (*APART, "logits_processor"):
                 assert "--" + option.replace("_", "-") in text
         for flag in ("--model", "--threads", "--json", "--no-echo"):
             assert flag in text

@@ -28,6 +28,7 @@ from support import tiny_gguf  # noqa: E402
 
 NONE = "none.gguf"
 GENERATE = ["generate", "-m", NONE]
+CHAT = ["chat", "-m", NONE]
 SERVE = ["serve", "-m", NONE]
 
 # Command lines, what they say first, and their exit codes: 2 if what was typed
@@ -61,6 +62,9 @@ FAILURES = [
      "--prefix-cache-disk: ", 2),
     ([*GENERATE, "--prefix-cache-disk", "/proc/none", "hi"],
      "--prefix-cache-disk: /proc/none", 1),
+    ([*CHAT, "--speculate", "draft"], "--speculate: expected ", 2),
+    ([*CHAT, "--overflow", "wrap"], "--overflow: expected one of error, ", 2),
+    ([*CHAT, "--session", "a b"], "--session: 'a b' is no name", 2),
     (["embed", "-m", NONE], "expected texts or --file", 2),
     (["embed", "-m", NONE, "--file", ""], "--file: expected a path", 2),
     (["embed", "-m", NONE, "--output", "/no/such/x", "a"], "/no/such/x: ", 1),

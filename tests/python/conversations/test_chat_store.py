@@ -24,7 +24,7 @@ pytest.importorskip("sqlalchemy", reason="the extra `cli`")
 
 from gemmakv import Gemma, PrefixCache, Session
 from gemmakv.chat._session import Message
-from gemmakv.chat.store import Record, forget, from_store, tokens_in
+from gemmakv.chat.store import Record, forget, from_store
 from gemmakv.conversations import (
     NoSession,
     StoreError,
@@ -37,20 +37,12 @@ from gemmakv.conversations import (
 )
 from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._store import Conversations
+from support.records import TALK
 from support.sessions import said
 from support.stored import stored_session, token_count
 from support.waits import wait_for_child
 
 WEIGHTS = "ab" * 16
-TALK = [
-    Message(role, text)
-    for role, text in (
-        ("user", "one"),
-        ("model", "1"),
-        ("user", "two"),
-        ("model", "2"),
-    )
-]
 
 
 def opened(folder: Path, weights: str = WEIGHTS) -> ChatStore:
@@ -158,7 +150,6 @@ def test_two_at_once_keep_everything(tmp_path: Path) -> None:
     kept_by(first, mine)
     kept_by(second, yours)
     assert not second.hold(mine.id) and not first.hold(yours.id)
-    assert not second.hold(mine.id, wait_s=0.05)
     assert second.holder(mine.id) == f"process {os.getpid()}"
     for call in (second.write_record, lambda r: second.delete(r.id)):
         with pytest.raises(StoreFailed, match="not held"):
@@ -205,9 +196,10 @@ def opened_again(gemma: Gemma, folder: Path, id: str) -> Session:
     store = opened(folder)
     record = store.read_record(id)
     assert record is not None
-    file = store.open_session(id)
+    assert store.open_session(id) is None
+    state = store.read_state(id)
     store.close()
-    session, line = from_store(gemma, record, file, lambda: Session(gemma))
+    session, line = from_store(gemma, record, state, lambda: Session(gemma))
     assert line == ""
     return session
 
@@ -299,9 +291,10 @@ def test_tokens_are_those_of_the_cache_alone(
     assert token_count(stored_session(folder)) == count
     assert file_of(store, record.id) == b"keys"
     save(store, record, session)
-    tokens = tokens_in(store, record.id)
-    assert tokens is not None
-    assert tokens.ids.tolist() == session.cache.tokens.tolist()
+    assert store.open_session(record.id) is None
+    state = store.read_state(record.id)
+    assert state is not None
+    assert state.kept.ids.tolist() == session.cache.tokens.tolist()
     store.close()
 
 
@@ -339,6 +332,30 @@ def test_deleting_can_be_undone(
     assert [one.name for one in again.listing().records] == ["two"]
     assert forget(gemma, gone, []) >= 0
     again.close()
+
+
+def test_a_full_disk_keeps_the_trash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    record = Record("main", messages=TALK)
+    kept_by(store, record)
+    store.delete(record.id)
+    store.close()
+    late = _clock.uptime() + 31 * 86400
+    monkeypatch.setattr(_clock, "uptime", lambda: late)
+
+    def full(db: Any, turn: str | None) -> None:
+        raise StoreFull("sessions: the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_chat, "prune", full)
+        store = opened(tmp_path)
+        assert [one.name for one in store.deleted()] == ["main"]
+        store.close()
+    store = opened(tmp_path)
+    assert store.deleted() == []
+    store.close()
 
 
 # A server's.
@@ -401,7 +418,7 @@ def write_turns(folder: Path, name: str, turns: int, told: int) -> None:
     """Writes turn after turn, and tells the number of each that is there."""
     store = opened(folder)
     record = Record(name, id=name * 32)
-    assert store.hold(record.id, wait_s=30)
+    assert store.hold(record.id)
     record = store.read_record(record.id) or record
     for i in range(record.turns, turns):
         reply = Message("model", "x" * 999)

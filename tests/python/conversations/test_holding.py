@@ -97,14 +97,19 @@ def test_a_home_on_the_network_has_no_log(
     store.close()
 
 
-def test_in_memory() -> None:
+def test_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file of the current folder is touched."""
     from gemmakv.conversations._database import Database
 
+    monkeypatch.chdir(tmp_path)
     store = Conversations(Database(None))
     id = store.sessions.create("t", None, "brief").id
+    (tmp_path / "held").mkdir()
+    (tmp_path / "held" / id).write_text("mine")
     store.leases.hold(id)
     assert store.leases.holds(id)
     store.leases.let_go(id)
+    assert (tmp_path / "held" / id).exists()
     store.close()
     store.close()
 

@@ -15,32 +15,19 @@ pytest.importorskip("alembic", reason="the extra `cli`")
 
 import gemmakv
 from gemmakv import Gemma, PrefixCache, Session
-from gemmakv.chat._session import Message
-from gemmakv.chat.store import (
-    FolderStore,
-    Record,
-    from_store,
-    tokens_in,
-)
+from gemmakv.chat.store import FolderStore, Record, from_store
 from gemmakv.conversations import _database, _takeover
 from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._database import FILE
 from gemmakv.conversations._store import Conversations
 from gemmakv.conversations._takeover import take_over
+from support.records import TALK
 from support.sessions import said
 from support.stored import stored_sessions, token_count
 from support.tiny_gguf import write_talker
+from support.token_files import token_file
 
 WEIGHTS = "ab" * 16
-TALK = [
-    Message(role, text)
-    for role, text in (
-        ("user", "one"),
-        ("model", "1"),
-        ("user", "two"),
-        ("model", "2"),
-    )
-]
 
 
 def opened(folder: Path, weights: str = WEIGHTS) -> ChatStore:
@@ -119,7 +106,8 @@ def test_tokens_and_trash(gemma: Gemma, tmp_path: Path) -> None:
         record.options = dict(session.options)
         kept_by(folder, record)
         assert folder.hold(record.id)
-        folder.write_session(record.id, session._saving(keys=False))
+        data = token_file(session)
+        folder.write_session(record.id, lambda file: file.write(data))
         return record
 
     whole = record_of("whole", draft="and")
@@ -134,17 +122,19 @@ def test_tokens_and_trash(gemma: Gemma, tmp_path: Path) -> None:
     assert store.listing().records == [whole, newer]
     assert [one.name for one in store.deleted()] == ["gone"]
     for record in (whole, newer):
-        kept = tokens_in(store, record.id)
-        assert kept is not None
-        assert kept.ids.tolist() == session.cache.tokens.tolist()
+        state = store.read_state(record.id)
+        assert state is not None
+        assert state.kept.ids.tolist() == session.cache.tokens.tolist()
     again, line = from_store(
-        gemma, whole, store.open_session(whole.id), lambda: Session(gemma)
+        gemma, whole, store.read_state(whole.id), lambda: Session(gemma)
     )
     assert line == "" and again._talk.ends == session._talk.ends
     assert again.send("three").token_ids == session.send("three").token_ids
     assert store.undelete(gone.id) is not None
     for one in stored_sessions(tmp_path / "new"):
-        assert token_count(one) == len(tokens_in(store, one["id"]).ids)  # type: ignore[union-attr]
+        state = store.read_state(one["id"])
+        assert state is not None
+        assert token_count(one) == len(state.kept.ids)
     store.close()
 
 

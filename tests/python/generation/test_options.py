@@ -121,7 +121,7 @@ BAD = [
     ("deadline", True, "a number"),
     ("logits_processor", 5, r"a callable\(token_ids, logits\), found 5"),
     ("logit_bias", [5], "a mapping"),
-    ("logit_bias", {True: 1.0}, "logit_bias key: expected an integer"),
+    ("logit_bias", {True: 1.0}, r"logit_bias\[True\]: expected an integer"),
     ("logit_bias", {3: 1e39}, r"logit_bias\[3\]: .* or -inf, found 1e[+]39"),
     ("logprobs", None, "True or False"),
 ]

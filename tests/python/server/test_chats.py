@@ -42,9 +42,9 @@ def store(
 
 def opened(store: ChatStore, gemma: gemmakv.Gemma, record: Record) -> Session:
     assert store.hold(record.id)
-    file = store.open_session(record.id)
+    state = store.read_state(record.id)
     session, _ = from_store(
-        gemma, record, file, lambda: Session(gemma, options={"max_tokens": 5})
+        gemma, record, state, lambda: Session(gemma, options={"max_tokens": 5})
     )
     return session
 

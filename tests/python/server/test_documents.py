@@ -15,14 +15,14 @@ from support.asgi import NAME, USER, get, post
 from support.command import RunCli
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = ("clients.md", "deployment.md")
+PAGES = ("clients.md", "deployment.md", "http-api.md", "server.md")
 # Of other programs.
 FOREIGN = {
-    "--cpunodebind", "--cpus", "--cpuset-cpus", "--create-home", "--files",
-    "--find-links", "--from", "--home-dir", "--interval", "--mcp", "--membind",
-    "--memory", "--no-cache-dir", "--no-deps", "--no-stream", "--now", "--rm",
-    "--schema", "--shm-size", "--skip-git-repo-check", "--start-period",
-    "--stop-timeout", "--system", "--timeout", "--types", "--uid",
+    "--cpus", "--cpuset-cpus", "--create-home", "--find-links", "--from",
+    "--home-dir", "--interval", "--memory", "--no-cache-dir", "--no-deps",
+    "--no-stream", "--now", "--rm", "--schema", "--shm-size",
+    "--skip-git-repo-check", "--start-period", "--stop-timeout", "--system",
+    "--timeout", "--uid", "--unix-socket",
 }  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 METRIC = re.compile(r"\bgemmakv_[a-z_]+")

@@ -22,7 +22,6 @@ writer for a folder held `lock` alone; where one does, others only read.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import os
@@ -126,10 +125,7 @@ class FolderStore:
             os.close(descriptor)
 
     def holder(self, id: str) -> str:
-        try:
-            number = self._path(id, _LOCK).read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            number = ""
+        number = _read_word(self._path(id, _LOCK))
         return f"process {number or '?'}"
 
     def _try_to_hold(self, id: str) -> bool:
@@ -170,7 +166,7 @@ class FolderStore:
                     found = self._sound(path)
                 if isinstance(found, Record):
                     self._known[path] = (version, found)
-                    listing.records.append(_copy(found))
+                    listing.records.append(_records.copy_of(found))
                 else:
                     listing.lines.append(found)
             except FileNotFoundError:
@@ -254,10 +250,7 @@ class FolderStore:
 
     @property
     def current_id(self) -> str | None:
-        try:
-            return (self._folder / "current").read_text("ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            return None
+        return read_current(self._folder)
 
     def write_current(self, id: str) -> None:
         if self.writable and self.current_id != id:
@@ -339,12 +332,6 @@ def _version(path: Path) -> _Version:
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _copy(record: Record) -> Record:
-    return dataclasses.replace(
-        record, messages=[*record.messages], options={**record.options}
-    )
-
-
 def _unreadable(error: Exception, kept: Path) -> str:
     return f"a stored session cannot be read ({error}); kept as {kept}"
 
@@ -352,6 +339,18 @@ def _unreadable(error: Exception, kept: Path) -> str:
 def _open_lock(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.open(path, flags, 0o600)
+
+
+def read_current(folder: Path) -> str | None:
+    return _read_word(folder / "current")
+
+
+def _read_word(path: Path) -> str | None:
+    """Reads a short text; gives None where there is none."""
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def read_file(path: Path) -> Record:

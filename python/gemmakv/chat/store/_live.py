@@ -13,7 +13,12 @@ from gemmakv._support.files import PathOrFile
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message
 from gemmakv.chat._session import Session
-from gemmakv.chat._session_file import HOW_TO_REBUILD, read, split
+from gemmakv.chat._session_file import (
+    HOW_TO_REBUILD,
+    SessionState,
+    read,
+    split,
+)
 from gemmakv.chat._templates import knows_thinking
 from gemmakv.chat.store._records import Record
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
@@ -44,22 +49,25 @@ def from_file(gemma: Gemma, path: PathOrFile) -> tuple[Session, str]:
 def from_store(
     gemma: Gemma,
     record: Record,
-    file: BinaryIO | OSError | None,
+    file: BinaryIO | SessionState | OSError | None,
     make: Callable[[], Session],
 ) -> tuple[Session, str]:
     """The session of a record, and a line to say (or "").
 
-    `file` is its session file, or why that cannot be opened; None if there is
-    none. `make` gives an empty
-    session for when that is of no use.
+    `file` is its session file, or what one of tokens says, or why that cannot
+    be opened; None if there is none. `make` gives an empty session for when
+    that is of no use.
     """
     session, line = None, ""
     if isinstance(file, OSError):
         line = _again(file.strerror or str(file))
     elif file is not None:
         try:
-            with file:
-                session = Session.load(file, gemma)
+            if isinstance(file, SessionState):
+                session = Session._from_state(file, gemma)
+            else:
+                with file:
+                    session = Session.load(file, gemma)
         except (GemmaKVError, ValueError) as error:
             line = _again(str(error))
         except OSError as error:
@@ -68,7 +76,7 @@ def from_store(
         session = make()
         line = line or _again("it was not stored")
     messages = [m for m in session.messages if m.role != "system"]
-    held = _common_turns(messages, record.messages)
+    held = common_turns(messages, record.messages)
     if session.system != record.system:
         session.system = record.system
     thinks = record.think
@@ -98,7 +106,7 @@ def from_store(
     return session, line
 
 
-def _common_turns(some: Sequence[Message], others: Sequence[Message]) -> int:
+def common_turns(some: Sequence[Message], others: Sequence[Message]) -> int:
     """Turns at the beginning that are the same in both."""
     same = 0
     while same < min(len(some), len(others)) and some[same] == others[same]:

@@ -90,6 +90,12 @@ class Record:
         return to_json("messages", fields, indent=1) + b"\n"
 
 
+def copy_of(record: Record) -> Record:
+    return dataclasses.replace(
+        record, messages=[*record.messages], options={**record.options}
+    )
+
+
 def from_json(data: bytes) -> Record:
     """The record that `to_json` gave.
 
@@ -126,7 +132,7 @@ def from_json(data: bytes) -> Record:
         **{
             **document,
             "messages": _messages(document["messages"]),
-            "options": _options(document["options"], name),
+            "options": options_of(document["options"], name),
         }
     )
 
@@ -149,7 +155,8 @@ def _upgrade(document: dict[str, Any]) -> None:
         ]
 
 
-def _options(options: dict[str, Any], name: object) -> dict[str, Any]:
+def options_of(options: dict[str, Any], name: object) -> dict[str, Any]:
+    """Gives options as a record has them. Raises NewerRecord, CorruptFile."""
     try:
         return options_from_json(options)
     except TypeError as error:

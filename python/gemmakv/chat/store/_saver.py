@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
-from gemmakv.chat.store._protocol import SaveTo, SessionStore
+from gemmakv.chat.store._protocol import SaveTo
+
+
+class Writer(Protocol):
+    """A store, as far as its session files go."""
+
+    def write_session(self, id: str, save: SaveTo) -> None:
+        """Has `save` write the session file."""
 
 
 class Saver:
@@ -13,7 +21,7 @@ class Saver:
     A write that is overtaken by a newer one before it began is dropped.
     """
 
-    def __init__(self, store: SessionStore) -> None:
+    def __init__(self, store: Writer) -> None:
         self._store = store
         self._changed = threading.Condition()
         self._waiting: dict[str, SaveTo] = {}

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gemmakv.chat.store import Record
+from gemmakv.conversations._said import MAX_NAME_CHARS, QUOTES
 
 if TYPE_CHECKING:
     from gemmakv.chat._session import Session
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from gemmakv.generation._result import Usage
 
 FIRST_NAME = "main"
-_MAX_NAME_CHARS = 40
-_QUOTES = ('"', "'")
 
 
 def check_form(name: str) -> None:
@@ -27,13 +26,13 @@ def check_form(name: str) -> None:
         )
     if not name.isprintable():
         raise ValueError(f"{name!r} is no name: expected letters that show")
-    if name[:1] in _QUOTES or name[-1:] in _QUOTES:
+    if name[:1] in QUOTES or name[-1:] in QUOTES:
         raise ValueError(
             f"{name} is no name: expected letters without quotes around them"
         )
-    if not 0 < len(name) <= _MAX_NAME_CHARS or name.startswith("/"):
+    if not 0 < len(name) <= MAX_NAME_CHARS or name.startswith("/"):
         raise ValueError(
-            f"{name!r} is no name: expected 1 to {_MAX_NAME_CHARS} letters, "
+            f"{name!r} is no name: expected 1 to {MAX_NAME_CHARS} letters, "
             "the first not /"
         )
 
@@ -155,9 +154,9 @@ class Book:
     def unused_name(self, base: str) -> str:
         """`base`, or `base-2`, `base-3`, ... whichever is free first."""
         names = {entry.name for entry in self.entries} | self._taken
-        if base not in names and len(base) <= _MAX_NAME_CHARS:
+        if base not in names and len(base) <= MAX_NAME_CHARS:
             return base
-        stem = base[: _MAX_NAME_CHARS - 5]
+        stem = base[: MAX_NAME_CHARS - 5]
         name, number = stem, 1
         while name in names:
             number += 1

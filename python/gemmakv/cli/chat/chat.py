@@ -19,13 +19,13 @@ from gemmakv.chat.store import (
     forget,
     from_store,
     keeps_keys,
-    tokens_in,
 )
 from gemmakv.cli import describe
 from gemmakv.cli.chat import table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
 from gemmakv.cli.chat.settings import SETTINGS, Setting, show
 from gemmakv.conversations import StoreError
+from gemmakv.errors import GemmaKVError
 from gemmakv.generation._requests import requests_of
 from gemmakv.options import GenerationOptions
 
@@ -144,17 +144,19 @@ class Chat:
         if entry is None:
             entry = self.book.current
         if entry.session is None:
-            file: BinaryIO | OSError | None = None
-            if self.store is not None:
+            kept: BinaryIO | SessionState | OSError | None = None
+            store = self.store
+            if store is not None:
                 self._hold(entry)
                 try:
-                    file = self.store.open_session(entry.id)
+                    kept = store.open_session(entry.id)
+                    kept = kept or store.read_state(entry.id)
                 except OSError as error:
-                    file = error
+                    kept = error
                 except StoreError as error:
-                    file = OSError(str(error))
+                    kept = OSError(str(error))
             entry.session, line = from_store(
-                self.gemma, entry.record, file, self.make_session
+                self.gemma, entry.record, kept, self.make_session
             )
             if line:
                 self.view.say(f"{entry.name}: {line}")
@@ -257,9 +259,16 @@ class Chat:
         if self.store is None:
             return
         records = self.store.listing().records
-        others = [tokens_in(self.store, record.id) for record in records]
+        others = [self._kept_tokens(record.id) for record in records]
         others += [entry.kept for entry in self.book.entries]
         forget(self.gemma, gone, filter(None, others))
+
+    def _kept_tokens(self, id: str) -> KeptTokens | None:
+        state = None
+        if self.store is not None:
+            with contextlib.suppress(GemmaKVError):  # nobody can tell
+                state = self.store.read_state(id)
+        return None if state is None else state.kept
 
     def save_record(
         self, entry: Entry, state: SessionState | None = None
@@ -327,7 +336,7 @@ class Chat:
         if self._saver is not None:
             self._saver.drop(entry.id)
         if self.store is not None and self.store.writable:
-            gone = entry.kept or tokens_in(self.store, entry.id)
+            gone = entry.kept or self._kept_tokens(entry.id)
             self.store.delete(entry.id)
             self._release(entry)
             if gone is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import sys
 import threading
 from typing import Any
@@ -12,7 +11,7 @@ import typer
 
 import gemmakv
 from gemmakv._support.arguments import choice
-from gemmakv._support.extras import install_command
+from gemmakv._support.extras import lack
 from gemmakv.chat._session_file import OVERFLOWS
 from gemmakv.chat._templates import NAMES
 from gemmakv.cli import EXIT_FAILURE, console, describe, prefix_flags
@@ -23,6 +22,7 @@ from gemmakv.cli.arguments import (
     SAMPLING_DEFAULTS,
     THREADS,
     check_capacity_tokens,
+    check_draft,
     check_kv_dtype,
     examples,
     model_option,
@@ -50,6 +50,10 @@ def _check_session(name: str | None) -> str | None:
         except ValueError as error:
             raise ValueError(f"session: {error}") from None
     return name
+
+
+def _check_overflow(name: str | None) -> str | None:
+    return name if name is None else choice("overflow", name, OVERFLOWS)
 
 
 def _check_template(name: str | None) -> str | None:
@@ -80,7 +84,7 @@ def chat(
         None,
         metavar="DIR",
         help="Keep sessions in this folder, as `gemmakv serve --sessions` "
-        "does. Default: a folder of yours, for all chats.",
+        "does. Default: default, your own folder for all chats.",
     ),
     no_persist: bool = typer.Option(
         False,
@@ -91,6 +95,7 @@ def chat(
     overflow: str | None = typer.Option(
         None,
         metavar="WHAT",
+        callback=_check_overflow,
         help=f"When the context is full: {' or '.join(OVERFLOWS)}.",
     ),
     template: str | None = typer.Option(
@@ -143,16 +148,14 @@ def chat(
 
     The exit code is 1 where what was said could not be stored in the end.
     """
-    if overflow is not None and overflow not in OVERFLOWS:
-        raise ValueError(
-            f"overflow: expected {' or '.join(OVERFLOWS)}, found {overflow!r}"
-        )
-    if options.get("speculate") == "draft" and draft is None:
-        raise ValueError("speculate: expected a --draft, found none")
+    check_draft(options.get("speculate"), draft)
     on_terminal = console.stdin().isatty() and sys.stdout.isatty()
     if on_terminal and as_json:
         raise typer.BadParameter("--json is for a pipe")
-    _check_prompt_toolkit(on_terminal)
+    if on_terminal and (
+        missing := lack("chat on a terminal", ["prompt_toolkit"], "cli")
+    ):
+        raise gemmakv.GemmaKVError(missing)
 
     from gemmakv.cli.chat.chat import Chat, Defaults
     from gemmakv.cli.chat.view import PipeView, TerminalView, View
@@ -163,25 +166,34 @@ def chat(
     if persist:  # it takes a while, and so does the model
         threading.Thread(target=_import_library, daemon=True).start()
     with view.notes as notes:
-        gemma = _load(
-            model,
-            threads,
-            pin_threads,
-            quantize,
-            prefix_flags.open_prefix_cache(
-                prefix_cache_ram,
-                prefix_cache_shared,
-                prefix_cache_disk,
-                prefix_cache_remote,
-                default_disk=not no_persist,
-                tell=notes.add,
-            ),
-            draft,
-            notes.add,
+        prefix = prefix_flags.open_prefix_cache(
+            prefix_cache_ram,
+            prefix_cache_shared,
+            prefix_cache_disk,
+            prefix_cache_remote,
+            default_disk=not no_persist,
+            tell=notes.add,
         )
+        try:
+            gemma = console.load(
+                model or DEFAULT_MODEL,
+                threads,
+                quantize=quantize,
+                prefix_cache=prefix,
+                draft=draft,
+                pin_threads=pin_threads,
+                tell=notes.add,
+            )
+        except gemmakv.GemmaKVError as error:
+            if model is not None:
+                raise
+            words = f"no --model given, and {error}"
+            raise gemmakv.GemmaKVError(words) from None
         if sampling_defaults:
-            options = {**gemma.sampling_defaults, **options}
-        store = _open_store(gemma, view, sessions) if persist else None
+            options = console.with_sampling_defaults(gemma, options)
+        store = None
+        if persist:
+            store = _open_store(gemma, view, sessions or "default")
         defaults = Defaults(
             system,
             options,
@@ -223,39 +235,6 @@ def chat(
                 gemma.prefix_cache.cache.close()
 
 
-def _load(
-    model: str | None,
-    threads: int | None,
-    pin_threads: bool,
-    quantize: str | None,
-    prefix_cache: prefix_flags.Opened,
-    draft: str | None,
-    tell: console.Tell,
-) -> gemmakv.Gemma:
-    try:
-        return console.load(
-            model or DEFAULT_MODEL,
-            threads,
-            quantize=quantize,
-            prefix_cache=prefix_cache,
-            draft=draft,
-            pin_threads=pin_threads,
-            tell=tell,
-        )
-    except gemmakv.GemmaKVError as error:
-        if model is not None:
-            raise
-        raise gemmakv.GemmaKVError(f"no --model given, and {error}") from None
-
-
-def _check_prompt_toolkit(on_terminal: bool) -> None:
-    if on_terminal and importlib.util.find_spec("prompt_toolkit") is None:
-        raise gemmakv.GemmaKVError(
-            "chat on a terminal needs the package prompt_toolkit; install it "
-            f"with: {install_command('cli')}"
-        )
-
-
 def _greeting(gemma: gemmakv.Gemma) -> str:
     from gemmakv.cli.chat.table import count
 
@@ -272,26 +251,20 @@ def _import_library() -> None:
         import sqlalchemy  # noqa: F401
 
 
-def _open_store(gemma: gemmakv.Gemma, view: Any, sessions: str | None) -> Any:
+def _open_store(gemma: gemmakv.Gemma, view: Any, sessions: str) -> Any:
     """The model's store; None, with a line said, if there can be none."""
-    for name in ("sqlalchemy", "alembic"):
-        if importlib.util.find_spec(name) is None:
-            view.error(
-                f"sessions cannot be stored without the package {name} "
-                f"(install it with: {install_command('cli')}); this chat is "
-                "kept in memory only"
-            )
-            return None
-    from gemmakv._support.folders import data_folder, in_data_folder
-    from gemmakv.chat.store import folder_of
+    missing = lack("keeping sessions", ("sqlalchemy", "alembic"), "cli")
+    if missing:
+        view.error(f"this chat is kept in memory only: {missing}")
+        return None
+    from gemmakv.chat import store as earlier
     from gemmakv.conversations._chat import ChatStore
+    from gemmakv.conversations._store import folder_of
     from gemmakv.conversations._takeover import take_over
 
     weights = gemma.weights_fingerprint
     try:
-        with in_data_folder():
-            folder = sessions or data_folder() / "conversations"
-            store = ChatStore.open(folder, weights)
+        store = ChatStore.open(folder_of(sessions), weights)
     except (OSError, ValueError) as error:
         view.error(
             f"sessions cannot be stored ({describe(error)}); this chat is "
@@ -303,10 +276,10 @@ def _open_store(gemma: gemmakv.Gemma, view: Any, sessions: str | None) -> Any:
             f"nothing can be stored ({store.read_only}); this chat works on "
             "copies (/save PATH writes one to a file)"
         )
-    if sessions is None:
+    if sessions == "default":
         name = gemma.config.name or gemma.config.architecture
         try:
-            for line in take_over(folder_of(name, weights), store):
+            for line in take_over(earlier.folder_of(name, weights), store):
                 view.error(line)
         except (OSError, gemmakv.GemmaKVError) as error:
             view.error(

@@ -6,6 +6,8 @@ from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 
+from gemmakv._support.text import overlap
+
 _START, _END = "\x1b[200~", "\x1b[201~"
 _CTRL_C = "\x03"
 _ENTER = ("\r", "\n")
@@ -36,7 +38,7 @@ class PasteParser(Vt100Parser):
         while True:
             mark = _START if self._pasted is None else _END
             text, found, data = data.partition(mark)
-            end = len(text) - (0 if found else _overlap(text, mark))
+            end = len(text) - (0 if found else overlap(text, mark))
             text, self._held = text[:end], text[end:]
             if self._pasted is None:
                 super().feed(text)
@@ -72,9 +74,3 @@ class PasteParser(Vt100Parser):
         text = "".join(self._pasted or ()) + self._held
         self._pasted, self._held = None, ""
         self.feed_key_callback(KeyPress(Keys.BracketedPaste, text))
-
-
-def _overlap(text: str, mark: str) -> int:
-    """Counts the letters at the end of `text` that `mark` may begin with."""
-    sizes = range(len(mark) - 1, 0, -1)
-    return next((n for n in sizes if text.endswith(mark[:n])), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from gemmakv._support.text import utf8_text
 from gemmakv.cli import EXIT_FAILURE, describe
 from gemmakv.cli.chat import commands
 from gemmakv.cli.chat.actions import Leave
@@ -23,7 +24,7 @@ def run(chat: Chat, lines: Iterable[bytes]) -> int:
     """
     for number, line in enumerate(lines, 1):
         try:
-            text = line.decode("utf-8").rstrip("\r\n")
+            text = utf8_text(line).rstrip("\r\n")
             if number == 1:
                 text = text.removeprefix("\ufeff")  # as some editors begin
             if not text.strip():
@@ -34,13 +35,6 @@ def run(chat: Chat, lines: Iterable[bytes]) -> int:
                 reply(chat, commands.message_of(text))
         except Leave:
             break
-        except UnicodeDecodeError as error:
-            byte = line[error.start]
-            chat.view.error(
-                f"line {number} of stdin: expected UTF-8, found byte "
-                f"0x{byte:02X}"
-            )
-            return EXIT_FAILURE
         except (ValueError, OSError, GemmaKVError) as error:
             chat.view.error(f"line {number} of stdin: {describe(error)}")
             return EXIT_FAILURE

@@ -52,14 +52,6 @@ class Setting:
             ) from None
 
 
-def _overflow(name: str, text: str) -> str:
-    if text not in OVERFLOWS:
-        raise ValueError(
-            f"{name}: expected {' or '.join(OVERFLOWS)}, found {text!r}"
-        )
-    return text
-
-
 def _setting(name: str, option: Option) -> Setting:
     choices: tuple[str, ...] = ("on", "off")
     if not isinstance(option.kind, Flag):
@@ -78,7 +70,11 @@ SETTINGS: Mapping[str, Setting] = {
     if option.in_chat
 } | {
     "overflow": Setting(
-        "overflow", "when the context is full", _overflow, "error", OVERFLOWS
+        "overflow",
+        "when the context is full",
+        Choice(OVERFLOWS).parse,
+        "error",
+        OVERFLOWS,
     ),
     "think": Setting(
         "think",

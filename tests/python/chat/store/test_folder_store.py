@@ -34,18 +34,9 @@ from gemmakv.chat.store import (
     from_store,
 )
 from gemmakv.errors import CorruptFile
+from support.records import TALK
 from support.tiny_gguf import write_talker
 from support.waits import wait_for_child, wait_until
-
-TALK = [
-    Message(role, text)
-    for role, text in (
-        ("user", "one"),
-        ("model", "1"),
-        ("user", "two"),
-        ("model", "2"),
-    )
-]
 
 
 def writes(data: bytes) -> SaveTo:

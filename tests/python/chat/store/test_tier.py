@@ -17,6 +17,7 @@ from gemmakv.chat.store import (
     tokens_in,
 )
 from support.sessions import said
+from support.token_files import token_file
 
 SYSTEM = "Of all that is said here nothing is forgotten. " * 9
 
@@ -39,7 +40,8 @@ def stored(store: FolderStore, session: Session) -> Record:
     record = Record("main", messages=session.messages)
     assert store.hold(record.id)
     store.write_record(record)
-    store.write_session(record.id, session._saving(keys=False))
+    data = token_file(session)
+    store.write_session(record.id, lambda file: file.write(data))
     return record
 
 

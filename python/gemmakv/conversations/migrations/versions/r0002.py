@@ -8,7 +8,7 @@ from alembic import op
 revision = "0002"
 down_revision = "0001"
 
-_SECONDS = sa.REAL().with_variant(sa.Double(), "postgresql")
+_SECONDS: sa.REAL[float] = sa.REAL().with_variant(sa.Double(), "postgresql")
 
 
 def upgrade() -> None:
