@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from gemmakv.chat._messages import Message
 from gemmakv.chat._tools import result_text
+from gemmakv.errors import renamed
 
 SYSTEM_ROLES = ("system", "developer")
 GAP = "\n\n"  # between texts that become one
@@ -94,10 +95,11 @@ def place_error(
     error: ValueError, place: Callable[[int], int]
 ) -> ValueError:
     """Makes the same error about messages at other places."""
-    words = _PLACE.sub(
-        lambda found: f"messages[{place(int(found[1]))}]", str(error)
-    )
-    return ValueError(words)
+
+    def moved(found: re.Match[str]) -> str:
+        return f"messages[{place(int(found[1]))}]"
+
+    return renamed(error, lambda words: _PLACE.sub(moved, words))
 
 
 def merge(messages: Sequence[Message], role: str) -> Message:
