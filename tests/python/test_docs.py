@@ -188,7 +188,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
-@pytest.mark.parametrize("page", _page_parameters())
+@pytest.mark.parametrize("page", list(_page_parameters()))
 def test_python_runs_and_prints_what_is_shown(
     page: Path,
     request: pytest.FixtureRequest,
