@@ -179,11 +179,10 @@ def result_messages(
         if len(keys) != len(results) or results.keys() != {*keys}:
             raise unexpected(name, expected, results)
         results = [results[key] for key in keys]
-    if isinstance(results, (str, bytes, Mapping)) or not isinstance(
-        results, Iterable
-    ):
-        raise unexpected(name, expected, results)
-    listed = [message_of(one) if _is_result(one) else one for one in results]
+    listed = [
+        message_of(one) if _is_result(one) else one
+        for one in items(name, results, expected)
+    ]
     ids = [getattr(one, "tool_call_id", None) for one in listed]
     places = [call.id for call in calls]
     if any(ids):
