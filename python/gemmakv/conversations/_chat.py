@@ -31,7 +31,7 @@ from gemmakv.chat._session_file import KeptTokens, SessionState
 from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
 from gemmakv.chat.store._records import copy_of, options_of
 from gemmakv.conversations._database import FILE, Database, fact, set_fact
-from gemmakv.conversations._errors import SessionBusy, StoreError, StoreFailed
+from gemmakv.conversations._errors import SessionBusy, StoreFailed
 from gemmakv.conversations._said import (
     Line,
     Said,
@@ -102,12 +102,8 @@ class ChatStore:
         # Of sessions that are held, as they were written last.
         self._lines: dict[str, Line] = {}
         self._known: dict[str, tuple[Any, Record]] = {}
-        self._emptied: list[KeptTokens] = []
         self._files: dict[str, Path] = {}  # keys and values in other folders
         self._current = f"current:{weights}"
-        if not read_only:
-            with contextlib.suppress(StoreError):  # a later start does it
-                self._expire()
 
     @classmethod
     def open(cls, folder: StrPath, weights: str) -> ChatStore:
@@ -383,21 +379,19 @@ class ChatStore:
         finally:
             self.release(id)
 
-    def take_emptied(self) -> list[KeptTokens]:
-        emptied, self._emptied = self._emptied, []
-        return emptied
-
     def _trash(self) -> Query:
         is_ours = sessions.c.model == self._weights
         return select_sessions(TENANT, deleted=True).where(is_ours)
 
-    def _expire(self) -> None:
-        """Deletes what was in the trash for long enough."""
+    def empty_trash(self) -> list[KeptTokens]:
+        """Deletes what was in the trash for long enough; gives the tokens of
+        that.
+        """
         oldest = self._database.clock.now() - _TRASH_S
         query = self._trash().where(sessions.c.deleted < oldest)
         with self._database.read() as db:
-            if db.execute(query).first() is None:
-                return
+            if self.read_only or db.execute(query).first() is None:
+                return []
         gone = []
         with self._database.write() as db:
             for row in db.execute(query).mappings().all():
@@ -407,9 +401,9 @@ class ChatStore:
                 db.execute(sa.delete(sessions).where(is_it))
                 prune(db, found.head)
                 gone.append((found.id, state))
-        for id, state in gone:
+        for id, _ in gone:
             self._remove_keys(id)
-            self._emptied += [] if state is None else [state.kept]
+        return [state.kept for _, state in gone if state is not None]
 
     # The current one.
 

@@ -325,10 +325,10 @@ def test_deleting_can_be_undone(
     late = _clock.uptime() + 31 * 86400
     monkeypatch.setattr(_clock, "uptime", lambda: late)
     again = opened(tmp_path / "s")
+    [gone] = again.empty_trash()
     assert again.deleted() == []
-    [gone] = again.take_emptied()
     assert gone.ids.tolist() == session.cache.tokens.tolist()
-    assert again.take_emptied() == []
+    assert again.empty_trash() == []
     assert [one.name for one in again.listing().records] == ["two"]
     assert forget(gemma, gone, []) >= 0
     again.close()
@@ -351,10 +351,12 @@ def test_a_full_disk_keeps_the_trash(
     with monkeypatch.context() as patch:
         patch.setattr(_chat, "prune", full)
         store = opened(tmp_path)
+        with pytest.raises(StoreFull):
+            store.empty_trash()
         assert [one.name for one in store.deleted()] == ["main"]
         store.close()
     store = opened(tmp_path)
-    assert store.deleted() == []
+    assert store.empty_trash() == [] and store.deleted() == []
     store.close()
 
 

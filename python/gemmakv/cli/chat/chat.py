@@ -84,8 +84,9 @@ class Chat:
             if store.writable:
                 self._saver = Saver(store)
             self.book = Book(listing.records, listing.taken)
-            for gone in store.take_emptied():
-                self._forget_keys(gone)
+            with contextlib.suppress(StoreError):  # a later start does it
+                for gone in store.empty_trash():
+                    self._forget_keys(gone)
 
     def open(self, name: str | None) -> None:
         """Goes to the named session, else to the last one, or makes it."""
