@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from gemmakv.generation._profile import PhaseProfile, StepProfile
 
@@ -12,22 +12,13 @@ _LEAST = 0.0005
 
 
 @dataclasses.dataclass(frozen=True)
-class Profile:
-    """The time of the steps of one measurement, all rounds together.
-
-    `seconds` is that of the steps, `parts` says how it is divided, and
-    `serial` how much of each part left the other threads without work.
-    `between_s` is the time of the calls outside of their steps.
+class Profile(PhaseProfile):
+    """The time of the steps of one measurement, all rounds together, and
+    `between_s`, that of the calls outside of their steps.
     """
 
     name: str
-    steps: int
-    rows: int
-    loops: int
     between_s: float
-    seconds: float
-    parts: Mapping[str, float]
-    serial: Mapping[str, float]
 
 
 def profile_of(
@@ -38,10 +29,8 @@ def profile_of(
     `wall_s` of the calls.
     """
     between_s = max(0.0, wall_s - sum(p.seconds for _, p in found.phases()))
-    p: PhaseProfile = getattr(found, phase)
-    return Profile(
-        name, p.steps, p.rows, p.loops, between_s, p.seconds, p.parts, p.serial
-    )
+    steps: PhaseProfile = getattr(found, phase)
+    return Profile(**vars(steps), name=name, between_s=between_s)
 
 
 def table_of(profiles: Sequence[Profile]) -> list[list[str]]:
