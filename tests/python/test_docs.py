@@ -30,6 +30,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -270,6 +271,37 @@ def test_every_page_is_listed() -> None:
     for page in docs.rglob("*.md"):
         name = page.relative_to(docs).as_posix()
         assert name == "README.md" or f"({name})" in text, name
+
+
+def test_every_error_is_on_the_page_of_errors() -> None:
+    from gemmakv.conversations import StoreClosed, StoreError  # a database
+
+    text = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    names = {
+        name
+        for name in gemmakv.__all__
+        if isinstance(thing := getattr(gemmakv, name), type)
+        and issubclass(thing, Exception)
+    }
+    codes = {error.code for error in _subclasses(StoreError)}
+    codes.remove(StoreClosed.code)  # "server_stopping" to clients
+    for source in Path(gemmakv.__file__).parent.glob("server/*.py"):
+        codes |= set(re.findall(r'code="(\w\w+)"', source.read_text("utf-8")))
+    assert len(names) > 5 and len(codes) > 25
+    for name in names | codes:
+        assert re.search(rf"`(gemmakv\.)?{name}`", text), name
+
+
+def _subclasses(kind: type[Any]) -> set[type[Any]]:
+    return {kind}.union(*map(_subclasses, kind.__subclasses__()))
+
+
+def test_every_async_form_is_on_the_page_of_threads() -> None:
+    text = (ROOT / "docs" / "threads.md").read_text("utf-8")
+    for kind in (gemmakv.Gemma, gemmakv.Session, gemmakv.Stream):
+        for name in dir(kind):
+            if name[:1] == "a" and hasattr(kind, name[1:]):
+                assert re.search(rf"`(await )?{name}\b", text), name
 
 
 def _anchors(page: Path) -> set[str]:
