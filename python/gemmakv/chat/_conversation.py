@@ -71,9 +71,14 @@ class Turn:
             self.take_back()
 
     def finish(self, generation: Generation) -> Generation:
-        """Takes in the reply; gives it as it stands in the messages."""
+        """Takes in the reply; gives it as it stands in the messages. Of one that
+        was cancelled before its first token nothing stays.
+        """
         parts = read_reply(self.talk.reader(), generation)
         generation = with_parts(generation, parts)
+        if generation.finish_reason == "cancelled" and not generation.token_ids:
+            self.take_back()
+            return generation
         text = self.keep(
             generation.text,
             generation.reasoning,
