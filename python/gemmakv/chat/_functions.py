@@ -65,7 +65,7 @@ def tool_schema(function: Function) -> dict[str, Any]:
     `**kwargs` or parameters without a name.
     """
     signature, hints = _parameters_of(function)
-    description, notes = _read_doc(inspect.getdoc(function) or "")
+    description, notes = _read_doc(_doc_of(function))
     writer = _Writer()
     properties: dict[str, Any] = {}
     required: list[str] = []
@@ -104,6 +104,40 @@ def call_function(function: Function, arguments: Mapping[str, Any]) -> object:
     return function(**given)
 
 
+def call_now(function: Function, arguments: Mapping[str, Any]) -> object:
+    """Does `call_function`. Raises ArgumentError if the result is to be
+    awaited.
+    """
+    result = call_function(function, arguments)
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()  # it would warn that nobody awaited it
+        raise unexpected("tools", "no async functions", function)
+    return result
+
+
+async def call_later(function: Function, arguments: Mapping[str, Any]) -> Any:
+    """Does `call_function` without blocking the event loop: what is not async
+    is called on a thread. A result that is to be awaited is awaited.
+    """
+    import asyncio  # who waits here has it: a start without it is quicker
+
+    if is_async(function):
+        result: Any = call_function(function, arguments)
+    else:
+        result = await asyncio.to_thread(_call_on_thread, function, arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _call_on_thread(function: Function, arguments: Mapping[str, Any]) -> object:
+    try:
+        return call_function(function, arguments)
+    except StopIteration as error:
+        # No future takes one: its task would wait for ever.
+        name = _name_of(function)
+        raise RuntimeError(f"{name} raised StopIteration") from error
+
+
 def is_async(function: Function) -> bool:
     """Tells whether a call of a function is to be awaited."""
     if isinstance(function, functools.partial):
@@ -119,6 +153,20 @@ def _name_of(function: Function) -> str:
     if not callable(function) or name == "<lambda>":
         raise unexpected("function", "a function with a name", function)
     return str(name)
+
+
+def _doc_of(function: Function) -> str:
+    """Gives a docstring; "" for none."""
+    own = function
+    while isinstance(own, functools.partial):
+        # It has the docstring of its class, unless it was given another.
+        if text := vars(own).get("__doc__"):
+            return inspect.cleandoc(text)
+        own = own.func
+    text = inspect.getdoc(own)
+    if not text and not inspect.isroutine(own) and not isinstance(own, type):
+        text = inspect.getdoc(type(own).__call__)
+    return text or ""
 
 
 def _parameters_of(
@@ -267,8 +315,19 @@ class _Writer:
         return {**found, "additionalProperties": False}
 
     def _model(self, kind: Any) -> dict[str, Any]:
-        schema: dict[str, Any] = dict(kind.model_json_schema())
-        self.definitions |= schema.pop("$defs", {})
+        schema = dict(kind.model_json_schema())
+        own = schema.pop("$defs", {})
+        count = 1
+        while any(self.definitions.get(k, v) != v for k, v in own.items()):
+            count += 1  # another model has one of these names
+            schema = dict(
+                kind.model_json_schema(
+                    ref_template=f"#/$defs/{{model}}_{count}"
+                )
+            )
+            said = schema.pop("$defs")
+            own = {f"{name}_{count}": one for name, one in said.items()}
+        self.definitions |= own
         return schema
 
 

@@ -228,6 +228,52 @@ def test_other_callables() -> None:
     assert [t["function"]["name"] for t in use.tools] == ["Caller", "method"]
 
 
+def test_docstrings_of_other_callables() -> None:
+    def rain(city: str, days: int) -> None:
+        """Gives the rain.
+
+        Args:
+          days: how many.
+        """
+
+    class Caller:
+        def __call__(self, a: int) -> None:
+            """Calls it."""
+
+    part = functools.partial(functools.partial(rain), "Rome")
+    said = tool_schema(part)["function"]
+    assert said["description"] == "Gives the rain."
+    assert properties(part)["days"]["description"] == "how many."
+    part.__doc__ = "Gives that of Rome."
+    assert tool_schema(part)["function"]["description"] == part.__doc__
+    assert tool_schema(Caller())["function"]["description"] == "Calls it."
+    bare = functools.partial(lambda a: a)
+    bare.func.__name__ = "bare"
+    assert "description" not in tool_schema(bare)["function"]
+
+
+def test_models_that_share_a_name() -> None:
+    """Each keeps its own fields."""
+    pydantic = pytest.importorskip("pydantic")
+
+    def model(field: str) -> Any:
+        inner = pydantic.create_model("Inner", **{field: (int, ...)})
+        return pydantic.create_model("Outer", inner=(inner, ...))
+
+    one, two = model("a"), model("b")
+
+    def f(x: Any, y: Any, z: Any) -> None: ...
+
+    f.__annotations__ = {"x": one, "y": two, "z": one}
+    parameters = tool_schema(f)["function"]["parameters"]
+    fields = {}
+    for name, said in parameters["properties"].items():
+        place = said["properties"]["inner"]["$ref"].removeprefix("#/$defs/")
+        fields[name] = list(parameters["$defs"][place]["properties"])
+    assert fields == {"x": ["a"], "y": ["b"], "z": ["a"]}
+    assert len(parameters["$defs"]) == 2
+
+
 def test_arguments_become_what_annotations_say() -> None:
     def f(
         unit: Unit,
