@@ -334,7 +334,11 @@ def _of_reply(stop: Any) -> Any:
 
 
 def check_reply_options(options: Mapping[str, Any]) -> None:
-    """Raises for a generation keyword that is bad, or is not for messages."""
+    """Raises for a generation keyword that is bad, or is not for messages, and
+    for `options` that are no keywords.
+    """
+    if not isinstance(options, Mapping):
+        raise unexpected("options", "a mapping", options)
     split_rows(options, 1, batch=False)
     if options.get("parse_special"):
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gemmakv import (
+    ArgumentError,
     CacheFullError,
     Gemma,
     KVCache,
@@ -499,7 +500,11 @@ def test_bad_turns_change_nothing(session: Session) -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         session.send("a")
     assert state(session) == before
-    session.options.clear()
+    for wrong in (5, None):
+        session.options = wrong  # type: ignore[assignment]
+        with pytest.raises(ArgumentError, match="^options: expected a mapping"):
+            session.send("a")
+    session.options = {}
     session.send("a", max_tokens=1)
 
 
