@@ -282,9 +282,7 @@ def test_on_an_event_loop(talker: Gemma, script: Script) -> None:
     asyncio.run(main())
 
 
-def test_a_result_that_is_to_be_awaited(
-    talker: Gemma, script: Script
-) -> None:
+def test_a_result_that_is_to_be_awaited(talker: Gemma, script: Script) -> None:
     """Only its call tells that a wrapped function is async."""
 
     def wrapped(city: str) -> Awaitable[str]:
