@@ -834,4 +834,4 @@ def _checked_count(name: str, value: int, least: int, most: int) -> int:
     expected = f"{least} to {most} (the turns there are)"
     if most < least:
         expected = "turns to undo, and there are none"
-    raise ValueError(f"{name}: expected {expected}, found {count}")
+    raise unexpected(name, expected, count)

@@ -240,7 +240,7 @@ def test_goto(session: Session) -> None:
 
 
 def test_bad_turn_numbers(session: Session) -> None:
-    with pytest.raises(ValueError, match="turns: .*none, found 1"):
+    with pytest.raises(ArgumentError, match="turns: .*none, found 1"):
         session.undo()
     said(session, "one", "two")
     for call, found in [
@@ -251,7 +251,7 @@ def test_bad_turn_numbers(session: Session) -> None:
         (lambda: session.undo(True), "turns: .*found True"),
         (lambda: session.goto(1.0), "turn: .*found 1.0"),
     ]:
-        with pytest.raises(ValueError, match=found):
+        with pytest.raises(ArgumentError, match=found):
             call()  # type: ignore[no-untyped-call]
     assert session.turns == 2
 
