@@ -105,6 +105,9 @@ def brief(value: object) -> str:
     except (ValueError, RecursionError):
         # An integer of thousands of digits, or lists in lists in lists.
         text = f"a {type(value).__name__} too long to print"
+    except Exception:
+        # What a `repr` raises must not hide which argument is bad.
+        text = f"a {type(value).__name__} that cannot be printed"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

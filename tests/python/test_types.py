@@ -55,6 +55,9 @@ fresh: gemmakv.KVCache = gemma.new_cache(64, "int8")
 why: gemmakv.options.FinishReason = alone.finish_reason
 for piece in gemma.chat(talk, stream=True, max_tokens=3, cache=fresh):
     print(piece.text)
+streamed: bool = "--stream" in "text"
+either = gemma.chat(talk, stream=streamed)
+print(either.text if isinstance(either, gemmakv.Generation) else "")
 with gemma.stream("text", prompt_progress=lambda done, total: None) as stream:
     print(stream.result().text)
 

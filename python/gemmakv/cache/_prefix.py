@@ -281,8 +281,8 @@ def salt_bytes(salt: object) -> bytes:
     """
     if salt is None:
         return b""
-    if isinstance(salt, str):
-        salt = salt.encode("utf-8", "surrogatepass")
+    if isinstance(salt, str) and salt:
+        return salt.encode("utf-8", "surrogatepass")
     if isinstance(salt, bytes) and salt:
         return salt
     expected = "a str or bytes that is not empty, or None"

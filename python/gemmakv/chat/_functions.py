@@ -8,10 +8,20 @@ import enum
 import functools
 import inspect
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from gemmakv.errors import unexpected
 
@@ -65,7 +75,7 @@ def tool_schema(function: Function) -> dict[str, Any]:
     `**kwargs` or parameters without a name.
     """
     signature, hints = _parameters_of(function)
-    description, notes = _read_doc(inspect.getdoc(function) or "")
+    description, notes = _read_doc(_doc_of(function))
     writer = _Writer()
     properties: dict[str, Any] = {}
     required: list[str] = []
@@ -104,6 +114,40 @@ def call_function(function: Function, arguments: Mapping[str, Any]) -> object:
     return function(**given)
 
 
+def call_now(function: Function, arguments: Mapping[str, Any]) -> object:
+    """Does `call_function`. Raises ArgumentError if the result is to be
+    awaited.
+    """
+    result = call_function(function, arguments)
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()  # it would warn that nobody awaited it
+        raise unexpected("tools", "no async functions", function)
+    return result
+
+
+async def call_later(function: Function, arguments: Mapping[str, Any]) -> Any:
+    """Does `call_function` without blocking the event loop: what is not async
+    is called on a thread. A result that is to be awaited is awaited.
+    """
+    import asyncio  # who waits here has it: a start without it is quicker
+
+    if is_async(function):
+        result: Any = call_function(function, arguments)
+    else:
+        result = await asyncio.to_thread(_call_on_thread, function, arguments)
+    return await result if inspect.isawaitable(result) else result
+
+
+def _call_on_thread(function: Function, arguments: Mapping[str, Any]) -> object:
+    try:
+        return call_function(function, arguments)
+    except StopIteration as error:
+        # No future takes one: its task would wait for ever.
+        name = _name_of(function)
+        raise RuntimeError(f"{name} raised StopIteration") from error
+
+
 def is_async(function: Function) -> bool:
     """Tells whether a call of a function is to be awaited."""
     if isinstance(function, functools.partial):
@@ -119,6 +163,20 @@ def _name_of(function: Function) -> str:
     if not callable(function) or name == "<lambda>":
         raise unexpected("function", "a function with a name", function)
     return str(name)
+
+
+def _doc_of(function: Function) -> str:
+    """Gives a docstring; "" for none."""
+    own = function
+    while isinstance(own, functools.partial):
+        # It has the docstring of its class, unless it was given another.
+        if text := vars(own).get("__doc__"):
+            return inspect.cleandoc(text)
+        own = own.func
+    text = inspect.getdoc(own)
+    if not text and not inspect.isroutine(own) and not isinstance(own, type):
+        text = inspect.getdoc(type(own).__call__)
+    return text or ""
 
 
 def _parameters_of(
@@ -148,15 +206,33 @@ def _parameters_of(
         inner = type(inner).__call__
     elif isinstance(inner, type):
         inner = vars(inner).get("__init__", inner)
+    return signature, _hints_of(inner, getattr(inner, "__globals__", {}))
+
+
+def _hints_of(owner: Any, names: dict[str, Any]) -> dict[str, Any]:
+    """Gives what annotations are, but for those with a name that only a
+    checker knows.
+    """
     hints: dict[str, Any] = {}
-    for name, annotation in getattr(inner, "__annotations__", {}).items():
+    for name, annotation in getattr(owner, "__annotations__", {}).items():
         one = types.SimpleNamespace(__annotations__={name: annotation})
-        # One may have a name that only a checker knows.
         with contextlib.suppress(NameError, TypeError, AttributeError):
-            hints |= typing.get_type_hints(
-                one, getattr(inner, "__globals__", {}), include_extras=True
-            )
-    return signature, hints
+            hints |= typing.get_type_hints(one, names, include_extras=True)
+    return hints
+
+
+def _fields_of(kind: type) -> dict[str, Any]:
+    """Gives the types of a dataclass's or a TypedDict's fields, as
+    `_hints_of`.
+    """
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        hints: dict[str, Any] = {}
+        for owner in reversed(kind.__mro__):
+            module = sys.modules.get(owner.__module__)
+            hints |= _hints_of(owner, vars(module) if module else {})
+        return hints
 
 
 def _takes_none(hint: Any) -> bool:
@@ -167,7 +243,7 @@ def _takes_none(hint: Any) -> bool:
 def _bare(hint: Any) -> Any:
     """Gives a type without notes, and under its first name."""
     while True:
-        if get_origin(hint) is Annotated:
+        if get_origin(hint) in (Annotated, Required, NotRequired):
             hint = get_args(hint)[0]
         elif hasattr(hint, "__supertype__"):  # a NewType
             hint = hint.__supertype__
@@ -190,6 +266,8 @@ class _Writer:
 
     def schema(self, hint: Any) -> dict[str, Any]:
         """Gives the schema of a type; {} is that of anything."""
+        if get_origin(hint) in (Required, NotRequired):
+            hint = get_args(hint)[0]
         for note in get_args(hint)[1:] if get_origin(hint) is Annotated else ():
             text = getattr(note, "description", note)  # pydantic's Field
             if isinstance(text, str):
@@ -247,7 +325,7 @@ class _Writer:
             return {"type": "object"}
         self._open.append(kind)
         try:
-            hints = typing.get_type_hints(kind, include_extras=True)
+            hints = _fields_of(kind)
             if dataclasses.is_dataclass(kind):
                 fields = [one for one in dataclasses.fields(kind) if one.init]
                 required = [
@@ -257,8 +335,17 @@ class _Writer:
                 ]
                 names = [one.name for one in fields]
             else:
-                names, required = list(hints), sorted(kind.__required_keys__)
-            properties = {name: self.schema(hints[name]) for name in names}
+                names = list(kind.__annotations__)
+                # The class does not see these in annotations that are text.
+                marks = {n: get_origin(hints.get(n)) for n in names}
+                required = [
+                    name
+                    for name in sorted(names)
+                    if marks[name] is Required
+                    or name in kind.__required_keys__
+                    and marks[name] is not NotRequired
+                ]
+            properties = {n: self.schema(hints.get(n, Any)) for n in names}
         finally:
             self._open.pop()
         found = {"type": "object", "properties": properties}
@@ -267,8 +354,19 @@ class _Writer:
         return {**found, "additionalProperties": False}
 
     def _model(self, kind: Any) -> dict[str, Any]:
-        schema: dict[str, Any] = dict(kind.model_json_schema())
-        self.definitions |= schema.pop("$defs", {})
+        schema = dict(kind.model_json_schema())
+        own = schema.pop("$defs", {})
+        count = 1
+        while any(self.definitions.get(k, v) != v for k, v in own.items()):
+            count += 1  # another model has one of these names
+            schema = dict(
+                kind.model_json_schema(
+                    ref_template=f"#/$defs/{{model}}_{count}"
+                )
+            )
+            said = schema.pop("$defs")
+            own = {f"{name}_{count}": one for name, one in said.items()}
+        self.definitions |= own
         return schema
 
 
@@ -300,7 +398,7 @@ def _made(hint: Any, value: Any) -> Any:
         return float(value)
     if isinstance(value, Mapping):
         if dataclasses.is_dataclass(origin) or typing.is_typeddict(origin):
-            hints = typing.get_type_hints(origin, include_extras=True)
+            hints = _fields_of(origin)
             value = {k: _made(hints.get(k, Any), v) for k, v in value.items()}
             return value if typing.is_typeddict(origin) else origin(**value)
         if issubclass(origin, Mapping) and len(arguments) == 2:

@@ -344,8 +344,9 @@ class Gemma:
 
         Streams that still run are cancelled; calls that run in other threads
         end as usual, and the memory is free then, that of a prefix cache of
-        its own, too. Any later call is a ValueError. Caches can still be
-        looked at, saved, and used with another Gemma of the same weights.
+        its own, too. Any later call that computes is a ValueError. Caches can
+        still be looked at, saved, and used with another Gemma of the same
+        weights.
         """
         if not self.closed:
             self._requests.close()
@@ -737,6 +738,15 @@ class Gemma:
         **options: Unpack[ChatOptions],
     ) -> ChatStream: ...
 
+    @overload
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        stream: bool,
+        **options: Unpack[ChatOptions],
+    ) -> Generation | ChatStream: ...
+
     def chat(
         self,
         messages: Messages,
@@ -815,6 +825,15 @@ class Gemma:
         stream: Literal[True],
         **options: Unpack[ChatOptions],
     ) -> ChatStream: ...
+
+    @overload
+    async def achat(
+        self,
+        messages: Messages,
+        *,
+        stream: bool,
+        **options: Unpack[ChatOptions],
+    ) -> Generation | ChatStream: ...
 
     async def achat(
         self,

@@ -16,7 +16,12 @@ from gemmakv.cache._kv_cache import KVCache, KvDtype, create_kv_cache
 from gemmakv.cache._pool import BlockPool
 from gemmakv.chat import _session_file as session_file
 from gemmakv.chat._conversation import Conversation, Turn
-from gemmakv.chat._functions import Function, call_function, is_async
+from gemmakv.chat._functions import (
+    Function,
+    call_later,
+    call_now,
+    is_async,
+)
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Message, Messages, Said, Template, Tools
 from gemmakv.chat._one_call import OneCall
@@ -416,7 +421,7 @@ class Session:
         reply = self.send(text, **options)
         while left and _are_done(reply.tool_calls, functions):
             results = [
-                call_function(functions[call.name], call.arguments)
+                call_now(functions[call.name], call.arguments)
                 for call in reply.tool_calls
             ]
             reply = self.give(results, **options)
@@ -429,24 +434,14 @@ class Session:
         """Does `run` without blocking the event loop: async functions are
         awaited, others run on threads.
         """
-        import asyncio
-
         functions = self._talk.tools.functions
         left = integer("rounds", rounds, 0)
         reply = await self.asend(text, **options)
         while left and _are_done(reply.tool_calls, functions):
-            results = []
-            for call in reply.tool_calls:
-                function = functions[call.name]
-                if is_async(function):
-                    result: Any = call_function(function, call.arguments)
-                    results.append(await result)
-                else:
-                    results.append(
-                        await asyncio.to_thread(
-                            call_function, function, call.arguments
-                        )
-                    )
+            results = [
+                await call_later(functions[call.name], call.arguments)
+                for call in reply.tool_calls
+            ]
             reply = await self.agive(results, **options)
             left -= 1
         return reply
@@ -839,4 +834,4 @@ def _checked_count(name: str, value: int, least: int, most: int) -> int:
     expected = f"{least} to {most} (the turns there are)"
     if most < least:
         expected = "turns to undo, and there are none"
-    raise ValueError(f"{name}: expected {expected}, found {count}")
+    raise unexpected(name, expected, count)

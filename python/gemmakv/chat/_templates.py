@@ -13,7 +13,7 @@ import functools
 import inspect
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gemmakv.chat._file_template import FileTemplate
@@ -36,7 +36,7 @@ from gemmakv.chat._turns import (
     place_error,
     probe_rules,
 )
-from gemmakv.errors import MismatchError, brief, unexpected
+from gemmakv.errors import GemmaKVError, MismatchError, brief, unexpected
 from gemmakv.generation._option_kinds import ReplyStop
 from gemmakv.generation._options import split_rows
 from gemmakv.generation._requests import requests_of
@@ -227,6 +227,19 @@ def turn_rules(template: Template) -> TurnRules:
 def _render_arranged(
     template: Template, messages: Sequence[Message], keywords: dict[str, Any]
 ) -> list[Segment]:
+    said: Any = _call_render(template, messages, keywords)
+    segments = list(said) if isinstance(said, Iterable) else [said]
+    if not all(isinstance(one, Segment) for one in segments):
+        raise GemmaKVError(
+            f"template {brief(template.name)}: expected its render to give a "
+            f"list of Segments, found {brief(said)}"
+        )
+    return segments
+
+
+def _call_render(
+    template: Template, messages: Sequence[Message], keywords: dict[str, Any]
+) -> list[Segment]:
     if _takes_keywords(template.render):
         return template.render(messages, **keywords)
     opens = keywords.pop("add_generation_prompt", True)
@@ -334,7 +347,11 @@ def _of_reply(stop: Any) -> Any:
 
 
 def check_reply_options(options: Mapping[str, Any]) -> None:
-    """Raises for a generation keyword that is bad, or is not for messages."""
+    """Raises for a generation keyword that is bad, or is not for messages, and
+    for `options` that are no keywords.
+    """
+    if not isinstance(options, Mapping):
+        raise unexpected("options", "a mapping", options)
     split_rows(options, 1, batch=False)
     if options.get("parse_special"):
         raise ValueError(

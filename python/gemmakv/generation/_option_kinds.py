@@ -46,8 +46,12 @@ class Kind:
     def is_one(self, value: object) -> bool:
         """False for a list with a value for each row of a batch."""
         # NumPy arrays are no Sequence, but serve as a list.
-        return isinstance(value, (str, bytes, Mapping)) or not (
-            hasattr(value, "__len__") and hasattr(value, "__getitem__")
+        if isinstance(value, (str, bytes, Mapping)):
+            return True
+        if getattr(value, "ndim", 1) == 0:  # NumPy's array of one number
+            return True
+        return not hasattr(value, "__len__") or not hasattr(
+            value, "__getitem__"
         )
 
 

@@ -34,7 +34,8 @@ def prompt_ids(
     read.
     """
     if not isinstance(prompt, str):
-        return token_ids(name, prompt, config.vocab_size), False
+        kind = "" if tokenizer is None else "a text or "
+        return token_ids(name, prompt, config.vocab_size, kind), False
     check_unicode(name, prompt)
     if tokenizer is None and prompt:
         raise ValueError(
@@ -61,14 +62,17 @@ def check_cache(name: str, cache: object) -> KVCache:
     return cache
 
 
-def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
+def token_ids(
+    name: str, tokens: Any, vocab_size: int, beside: str = ""
+) -> TokenArray:
     """Checks token ids: int32 [n], n > 0.
 
-    Raises ArgumentError that names `name` for anything else.
+    Raises ArgumentError that names `name` for anything else; for what holds no
+    ids it says what does `beside` them.
     """
 
-    def bad(found: object, shown: str) -> ArgumentError:
-        expected = f"a sequence of token ids in [0, {vocab_size})"
+    def bad(found: object, shown: str, beside: str = beside) -> ArgumentError:
+        expected = f"{beside}a sequence of token ids in [0, {vocab_size})"
         return ArgumentError(name, expected, found, shown=shown)
 
     if isinstance(tokens, (str, bytes, bytearray)):
@@ -86,9 +90,9 @@ def token_ids(name: str, tokens: Any, vocab_size: int) -> TokenArray:
     if isinstance(tokens, (list, tuple)) and _BOOLS & set(map(type, tokens)):
         # Among integers NumPy takes them for 0 and 1.
         at = [type(one) in _BOOLS for one in tokens].index(True)
-        raise bad(tokens[at], f"{brief(tokens[at])} at index {at}")
+        raise bad(tokens[at], f"{brief(tokens[at])} at index {at}", "")
     out = (ids < 0) | (ids >= vocab_size)
     if out.any():
         at = int(out.argmax())
-        raise bad(int(ids[at]), f"{int(ids[at])} at index {at}")
+        raise bad(int(ids[at]), f"{int(ids[at])} at index {at}", "")
     return np.ascontiguousarray(ids, np.int32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from gemmakv._support.text import is_unicode
-from gemmakv.errors import CorruptFile, one_line
+from gemmakv.errors import CorruptFile, one_line, unexpected
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 
@@ -14,8 +14,11 @@ class SentencePieceTokenizer(Tokenizer):
 
     def __init__(self, model: bytes, name: str = "tokenizer") -> None:
         """`model` is a serialized SentencePiece ModelProto; errors call it
-        `name`. Raises CorruptFile if it is not a sound one.
+        `name`. Raises ArgumentError for what is no bytes, as a path, and
+        CorruptFile if it is not a sound one.
         """
+        if not isinstance(model, bytes):
+            raise unexpected("model", "the bytes of a model", model)
         # Later: a GGUF file's vocabulary does without.
         import sentencepiece
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from typing import Annotated, Any, Literal, Optional, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
 
 import pytest
 
@@ -47,6 +47,15 @@ class Model:
 
     def model_dump(self, *, exclude_none: bool = False) -> dict[str, Any]:
         return {"value": self.value}
+
+
+def taker_of(kind: Any) -> Any:
+    """A function with one parameter, x, of that type."""
+
+    def taker(x: Any) -> None: ...
+
+    taker.__annotations__ = {"x": kind}
+    return taker
 
 
 def properties(function: Any) -> dict[str, Any]:
@@ -226,6 +235,84 @@ def test_other_callables() -> None:
     use = tool_use([caller, caller.method])
     assert use is not None
     assert [t["function"]["name"] for t in use.tools] == ["Caller", "method"]
+
+
+def test_docstrings_of_other_callables() -> None:
+    def rain(city: str, days: int) -> None:
+        """Gives the rain.
+
+        Args:
+          days: how many.
+        """
+
+    class Caller:
+        def __call__(self, a: int) -> None:
+            """Calls it."""
+
+    part = functools.partial(functools.partial(rain), "Rome")
+    said = tool_schema(part)["function"]
+    assert said["description"] == "Gives the rain."
+    assert properties(part)["days"]["description"] == "how many."
+    part.__doc__ = "Gives that of Rome."
+    assert tool_schema(part)["function"]["description"] == part.__doc__
+    assert tool_schema(Caller())["function"]["description"] == "Calls it."
+    bare = functools.partial(lambda a: a)
+    bare.func.__name__ = "bare"
+    assert "description" not in tool_schema(bare)["function"]
+
+
+def test_models_that_share_a_name() -> None:
+    """Each keeps its own fields."""
+    pydantic = pytest.importorskip("pydantic")
+
+    def model(field: str) -> Any:
+        inner = pydantic.create_model("Inner", **{field: (int, ...)})
+        return pydantic.create_model("Outer", inner=(inner, ...))
+
+    one, two = model("a"), model("b")
+
+    def f(x: Any, y: Any, z: Any) -> None: ...
+
+    f.__annotations__ = {"x": one, "y": two, "z": one}
+    parameters = tool_schema(f)["function"]["parameters"]
+    fields = {}
+    for name, said in parameters["properties"].items():
+        place = said["properties"]["inner"]["$ref"].removeprefix("#/$defs/")
+        fields[name] = list(parameters["$defs"][place]["properties"])
+    assert fields == {"x": ["a"], "y": ["b"], "z": ["a"]}
+    assert len(parameters["$defs"]) == 2
+
+
+class Stay(TypedDict):
+    days: int
+    where: NotRequired[Annotated[Place, "the place"]]
+
+
+@dataclasses.dataclass
+class Trip:
+    by: Unknown  # type: ignore[name-defined]  # noqa: F821
+    stay: Stay
+
+
+def test_fields_that_may_be_missing_or_are_of_an_unknown_type() -> None:
+    def f(trip: Trip) -> Trip:
+        return trip
+
+    place = properties(taker_of(Place))["x"]
+    stay = {
+        "type": "object",
+        "properties": {
+            "days": {"type": "integer"},
+            "where": {**place, "description": "the place"},
+        },
+        "required": ["days"],
+        "additionalProperties": False,
+    }
+    assert properties(f)["trip"]["properties"] == {"by": {}, "stay": stay}
+    given = {"by": 5, "stay": {"days": 1, "where": {"city": "Rome"}}}
+    assert call_function(f, {"trip": given}) == Trip(
+        5, {"days": 1, "where": Place("Rome")}
+    )
 
 
 def test_arguments_become_what_annotations_say() -> None:

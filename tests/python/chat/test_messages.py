@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gemmakv import Message, ToolCall
+from gemmakv import ArgumentError, Message, ToolCall
 from gemmakv._support.json import plain_json
 from gemmakv.chat._messages import messages_of
 
@@ -68,6 +68,15 @@ def test_content_nested_too_deep_to_print() -> None:
         content = [content]
     with pytest.raises(ValueError, match="too long to print"):
         Message("tool", content)
+
+
+def test_content_that_cannot_be_printed() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise LookupError
+
+    with pytest.raises(ArgumentError, match="^content: .* found a Broken that"):
+        Message("user", Broken())  # type: ignore[arg-type]
 
 
 def test_what_the_caller_changes_later_changes_no_message() -> None:

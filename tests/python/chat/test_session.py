@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gemmakv import (
+    ArgumentError,
     CacheFullError,
     Gemma,
     KVCache,
@@ -239,7 +240,7 @@ def test_goto(session: Session) -> None:
 
 
 def test_bad_turn_numbers(session: Session) -> None:
-    with pytest.raises(ValueError, match="turns: .*none, found 1"):
+    with pytest.raises(ArgumentError, match="turns: .*none, found 1"):
         session.undo()
     said(session, "one", "two")
     for call, found in [
@@ -250,7 +251,7 @@ def test_bad_turn_numbers(session: Session) -> None:
         (lambda: session.undo(True), "turns: .*found True"),
         (lambda: session.goto(1.0), "turn: .*found 1.0"),
     ]:
-        with pytest.raises(ValueError, match=found):
+        with pytest.raises(ArgumentError, match=found):
             call()  # type: ignore[no-untyped-call]
     assert session.turns == 2
 
@@ -499,7 +500,11 @@ def test_bad_turns_change_nothing(session: Session) -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         session.send("a")
     assert state(session) == before
-    session.options.clear()
+    for wrong in (5, None):
+        session.options = wrong  # type: ignore[assignment]
+        with pytest.raises(ArgumentError, match="^options: expected a mapping"):
+            session.send("a")
+    session.options = {}
     session.send("a", max_tokens=1)
 
 

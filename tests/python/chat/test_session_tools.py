@@ -6,7 +6,7 @@ import asyncio
 import io
 import pickle
 import struct
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -280,6 +280,41 @@ def test_on_an_event_loop(talker: Gemma, script: Script) -> None:
         await session.aclose()
 
     asyncio.run(main())
+
+
+def test_a_result_that_is_to_be_awaited(talker: Gemma, script: Script) -> None:
+    """Only its call tells that a wrapped function is async."""
+
+    def wrapped(city: str) -> Awaitable[str]:
+        return later(city)
+
+    session = Session(talker, tools=[wrapped])
+    script(call(name="wrapped"), call(name="wrapped"), "So.")
+    with pytest.raises(ArgumentError, match="^tools: expected no async"):
+        session.run("Rain?")
+    session.undo()
+    assert asyncio.run(session.arun("Rain?")).text == "So."
+    results = [m.content for m in session.messages if m.role == "tool"]
+    assert results == ["Rome later"]
+
+
+def test_a_function_that_raises_stop_iteration(
+    talker: Gemma, script: Script
+) -> None:
+    """No future can take it, so it becomes what an async function makes of
+    it.
+    """
+
+    def first(city: str) -> str:
+        return next(iter(()))
+
+    session = Session(talker, tools=[first])
+    script(call(name="first"), call(name="first"))
+    with pytest.raises(RuntimeError, match="^first raised StopIteration"):
+        asyncio.run(session.arun("Rain?"))
+    session.undo()
+    with pytest.raises(StopIteration):
+        session.run("Rain?")
 
 
 # ---- What a reply may be ----

@@ -656,3 +656,13 @@ def test_parts_with_languages(tokenizer: Tokenizer) -> None:
             template.render([bad])
     with pytest.raises(ValueError, match="roles"):
         template.render([{"role": "system", "content": "s"}, user])
+
+
+@pytest.mark.parametrize("said", ["a", None, [("a", False)]])
+def test_a_template_that_gives_no_segments(said: Any) -> None:
+    class Mine(PlainTemplate):
+        def render(self, *messages: Any, **keywords: Any) -> Any:
+            return said
+
+    with pytest.raises(GemmaKVError, match="expected its render to give"):
+        render(Mine(), [Message("user", "a")])

@@ -268,6 +268,28 @@ def test_progress_reports_tokens(tiny: Gemma, cache: KVCache) -> None:
     assert calls == sorted(calls)
 
 
+def test_progress_may_use_the_model_and_the_cache(
+    tiny: Gemma, cache: KVCache
+) -> None:
+    """It waits for the call that tells it."""
+    said: list[str] = []
+
+    def progress(done: int, total: int) -> None:
+        said.append(tiny.generate("ab", max_tokens=2).text)
+        said.append(tiny.generate(cache.fork(), "ab", max_tokens=2).text)
+        if len(said) == 2:
+            tiny.generate(cache, "ab", max_tokens=2)
+            lengths.append(len(cache))
+
+    lengths: list[int] = []
+    alone = tiny.generate(cache.fork(), PROMPT, max_tokens=3)
+    found = tiny.generate(cache, PROMPT, max_tokens=3, progress=progress)
+    assert found.token_ids == alone.token_ids
+    assert said[0] == tiny.generate("ab", max_tokens=2).text
+    assert lengths == [len(cache)]
+    assert lengths[0] > found.usage.prompt_tokens + len(found.token_ids)
+
+
 def test_progress_errors_are_raised(tiny: Gemma, cache: KVCache) -> None:
     def fail(done: int, total: int) -> None:
         raise RuntimeError("from the callback")

@@ -112,6 +112,7 @@ BAD = [
     ("stop", ["a", 5], "a str that is not empty, or a list of them, found 5"),
     ("stop_token_ids", 5, "a list of token ids, found 5"),
     ("stop_token_ids", "5", "a list of token ids, found '5'"),
+    ("stop_token_ids", np.array(5), "a list of token ids, found array"),
     ("stop_token_ids", [1, -1], r"stop_token_ids\[1\]: .* at least 0"),
     ("stop_token_ids", [True], r"stop_token_ids\[0\]: expected an integer"),
     ("ignore_eos", 1, "True or False, found 1"),
@@ -207,6 +208,7 @@ def test_what_is_one_value_and_what_is_a_list_of_rows() -> None:
     assert "logits_processor" not in two
     assert "deadline" not in one and two["deadline"] == 2.0
     assert (one["min_tokens"], two["min_tokens"]) == (3, 4)
+    assert rows(top_p=np.array(0.5))[1]["top_p"] == 0.5
     assert rows(logits_processor=processor)[1]["logits_processor"] is processor
     assert rows(stop_token_ids=np.array([5, 6]))[0]["stop_token_ids"] == [5, 6]
     with pytest.raises(ValueError, match=r"min_tokens\[1\]: .*found 'x'"):

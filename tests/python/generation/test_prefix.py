@@ -10,7 +10,13 @@ import numpy as np
 import pytest
 
 import gemmakv
-from gemmakv import Gemma, PrefixCache, _core, create_kv_cache
+from gemmakv import (
+    ArgumentError,
+    Gemma,
+    PrefixCache,
+    _core,
+    create_kv_cache,
+)
 from gemmakv._support.sizes import parse_bytes
 
 TEXT = "the cat sat on the mat and " * 14
@@ -135,8 +141,9 @@ def test_models_share_one_and_find_their_own_only(
 @pytest.mark.parametrize("salt", ["", b"", 5])
 def test_an_empty_salt_is_nobodys(tiny: Gemma, salt: Any) -> None:
     """It shared with everybody."""
-    with pytest.raises(ValueError, match="salt: expected .*not empty"):
+    with pytest.raises(ArgumentError, match="salt: .*not empty") as error:
         tiny.with_salt(salt)
+    assert error.value.found is salt
     with pytest.raises(ValueError, match="salt: expected .*not empty"):
         PrefixCache(ram="1MiB", salt=salt)
 

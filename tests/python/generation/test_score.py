@@ -87,9 +87,9 @@ def test_bad_input(tiny: Gemma) -> None:
         (([2], ["a", ""]), r"choices\[1\]: expected a token or more"),
         (([2], ["a", "b", "a"]), r"choices\[2\]: .*choices\[0\], found 'a'"),
         (([2], [[300], [-1]]), r"choices\[1\]: expected a sequence of token"),
-        (([2], [[300], None]), r"choices\[1\]: expected a sequence of token"),
-        (([], ["a"]), "prompt: expected a sequence of token ids"),
-        ((None, ["a"]), "prompt: expected a sequence of token ids"),
+        (([2], [[300], None]), r"choices\[1\]: expected a text or a sequence"),
+        (([], ["a"]), "prompt: expected a text or a sequence of token ids"),
+        ((None, ["a"]), "prompt: expected a text or a sequence of token ids"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             tiny.score(*arguments)

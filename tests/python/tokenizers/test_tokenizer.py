@@ -250,6 +250,8 @@ def test_text_must_be_a_str(tiny_tokenizer: Tokenizer) -> None:
 def test_garbage_is_no_vocabulary() -> None:
     with pytest.raises(gemmakv.CorruptFile, match="tokenizer"):
         SentencePieceTokenizer(b"\x01\x02 not a model")
+    with pytest.raises(gemmakv.ArgumentError, match="^model: .*'/a.model'"):
+        SentencePieceTokenizer("/a.model")  # type: ignore[arg-type]
 
 
 def test_tiny_vocabulary(tiny_tokenizer: Tokenizer) -> None:
