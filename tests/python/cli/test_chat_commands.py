@@ -555,6 +555,14 @@ def test_the_status_line_says_how_many_guesses_were_right(
     assert "7 of 1,200 guesses right" in line
 
 
+def test_the_status_line_says_that_the_deadline_ended_a_reply(
+    talker: gemmakv.Gemma,
+) -> None:
+    cache = gemmakv.create_kv_cache(talker.config)
+    late = talker.generate(cache, "a", max_tokens=3, deadline=0)
+    assert summary(late) == "0 tokens · cut at the deadline"
+
+
 def test_settings_are_those_of_generation() -> None:
     from gemmakv.generation._options import Options
 
