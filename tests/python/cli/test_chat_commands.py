@@ -284,6 +284,40 @@ def test_delete_goes_to_the_parent(chat: Chat) -> None:
     assert chat.session().turns == 0
 
 
+def test_delete_goes_to_one_that_no_other_chat_has_open(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    defaults = Defaults(options={"max_tokens": 2})
+    one = Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
+    one.open(None)
+    run(one, "hello", "/new twig", "hello", "/new mine", "hello")
+    one.close()
+    two = Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
+    two.open("mine")
+    other = store_of(talker, tmp_path)
+    assert other.hold(two.book.find("twig").id)
+    assert "you are in main now" in run(two, "/delete")
+    other.close()
+    two.close()
+
+
+def test_delete_opens_no_other_session(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    defaults = Defaults(options={"max_tokens": 2})
+    chat = Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
+    chat.open(None)
+    run(chat, "/fork twig")
+    chat.close()
+    chat = Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
+    chat.open("mine")
+    run(chat, "/delete twig")
+    other = store_of(talker, tmp_path)
+    assert other.hold(chat.book.find("main").id)
+    other.close()
+    chat.close()
+
+
 def test_delete_asks_only_where_it_can_delete(
     talker: gemmakv.Gemma, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -698,7 +732,7 @@ def test_a_fork_of_a_deleted_fork_moves_up() -> None:
     changed = book.remove(book.find("middle"))
     assert changed == [book.find("leaf")]
     assert (leaf.parent, leaf.forked_at) == (root.id, 2)
-    assert isinstance(book.heir(book.find("leaf")), Entry)
+    assert book.heirs(book.find("leaf")) == [book.find("root")]
 
 
 # ---- How things are put ----
