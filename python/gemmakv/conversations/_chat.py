@@ -61,7 +61,13 @@ if TYPE_CHECKING:
 
 TENANT = ""  # whom a server without keys serves
 _TRASH_S = 30 * 86400.0
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_READ_ONLY = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+)
 
 
 @dataclasses.dataclass(frozen=True)
