@@ -162,7 +162,10 @@ class ChatStore:
         self._store.leases.let_go(id)
 
     def holder(self, id: str) -> str:
-        return self._store.leases.holder(id) or "a server"
+        """Says which process has a session open, for people; "" where a
+        server runs a turn in it.
+        """
+        return self._store.leases.holder(id)
 
     # Sessions.
 

@@ -28,6 +28,7 @@ from gemmakv.cli.chat.settings import SETTINGS, show
 from gemmakv.cli.chat.view import PipeView, TerminalView, summary
 from gemmakv.cli.chat.wrap import WordWrap
 from gemmakv.conversations._chat import ChatStore
+from gemmakv.conversations._store import Conversations
 from support.bad_files import assert_says
 
 
@@ -299,6 +300,28 @@ def test_delete_goes_to_one_that_no_other_chat_has_open(
     assert "you are in main now" in run(two, "/delete")
     other.close()
     two.close()
+
+
+def test_a_session_in_which_a_server_runs_a_turn(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    """There is no chat that could be closed."""
+    store = store_of(talker, tmp_path)
+    chat = Chat(talker, FakeView(), Defaults(), store)
+    chat.open(None)
+    record = Record("trip")
+    assert store.hold(record.id)
+    store.write_record(record)
+    store.release(record.id)
+    server = Conversations.open(tmp_path)
+    server.leases.take("", record.id, "me")
+    with pytest.raises(ValueError, match="trip .*a server") as caught:
+        run(chat, "/switch trip")
+    assert "close it" not in str(caught.value)
+    server.leases.release(record.id, "me")
+    assert "trip" in run(chat, "/switch trip")
+    server.close()
+    chat.close()
 
 
 def test_delete_opens_no_other_session(

@@ -407,7 +407,7 @@ def test_a_servers_sessions_are_there(tmp_path: Path) -> None:
     assert [one.id for one in store.listing().records] == [second.id]
     server.leases.take("", second.id, "me")
     assert not store.hold(second.id)
-    assert store.holder(second.id) == "a server"
+    assert store.holder(second.id) == ""
     store.close()
     server.close()
 
