@@ -61,7 +61,13 @@ if TYPE_CHECKING:
 
 TENANT = ""  # whom a server without keys serves
 _TRASH_S = 30 * 86400.0
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_READ_ONLY = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +158,10 @@ class ChatStore:
         self._store.leases.let_go(id)
 
     def holder(self, id: str) -> str:
-        return self._store.leases.holder(id) or "a server"
+        """Says which process has a session open, for people; "" where a
+        server runs a turn in it.
+        """
+        return self._store.leases.holder(id)
 
     # Sessions.
 

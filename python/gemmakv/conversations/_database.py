@@ -8,6 +8,7 @@ other. What SQLite needs, and no other database does, is in this file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import sqlite3
@@ -104,9 +105,11 @@ class Database:
             self.close()
             raise
 
-    def unusable(self, error: Exception) -> ValueError:
+    def unusable(self, error: Exception) -> OSError | ValueError:
         """Makes the error of an open that failed."""
         cause = getattr(error.__cause__, "orig", None) or error
+        if _errorname(cause).startswith("SQLITE_FULL"):
+            return _refused(self.folder, errno.ENOSPC)
         return ValueError(
             f"sessions: {self.folder}: expected a folder that can be written, "
             f"with a sound {FILE} or none, found: {cause}"
@@ -359,9 +362,14 @@ def _make_private(folder: str, path: str) -> None:
             f"sessions: {folder}: expected a folder, found {found}"
         ) from None
     except OSError as error:
-        refused = OSError(f"sessions: {folder}: {error.strerror}")
-        refused.errno = error.errno  # without a strerror, which would be said
-        raise refused from None
+        raise _refused(folder, error.errno) from None
+
+
+def _refused(folder: str | None, number: int | None) -> OSError:
+    """Makes the error of a folder in which the system lets nothing be made."""
+    refused = OSError(f"sessions: {folder}: {os.strerror(number or 0)}")
+    refused.errno = number  # without a strerror, which would be said
+    return refused
 
 
 def _file_of(path: str) -> FileId | None:

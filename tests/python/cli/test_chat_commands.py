@@ -28,6 +28,7 @@ from gemmakv.cli.chat.settings import SETTINGS, show
 from gemmakv.cli.chat.view import PipeView, TerminalView, summary
 from gemmakv.cli.chat.wrap import WordWrap
 from gemmakv.conversations._chat import ChatStore
+from gemmakv.conversations._store import Conversations
 from support.bad_files import assert_says
 
 
@@ -282,6 +283,62 @@ def test_delete_goes_to_the_parent(chat: Chat) -> None:
     run(chat, "/delete")
     assert chat.book.current.name == "main"
     assert chat.session().turns == 0
+
+
+def test_delete_goes_to_one_that_no_other_chat_has_open(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    defaults = Defaults(options={"max_tokens": 2})
+    one = Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
+    one.open(None)
+    run(one, "hello", "/new twig", "hello", "/new mine", "hello")
+    one.close()
+    two = Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
+    two.open("mine")
+    other = store_of(talker, tmp_path)
+    assert other.hold(two.book.find("twig").id)
+    assert "you are in main now" in run(two, "/delete")
+    other.close()
+    two.close()
+
+
+def test_a_session_in_which_a_server_runs_a_turn(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    """There is no chat that could be closed."""
+    store = store_of(talker, tmp_path)
+    chat = Chat(talker, FakeView(), Defaults(), store)
+    chat.open(None)
+    record = Record("trip")
+    assert store.hold(record.id)
+    store.write_record(record)
+    store.release(record.id)
+    server = Conversations.open(tmp_path)
+    server.leases.take("", record.id, "me")
+    with pytest.raises(ValueError, match="trip .*a server") as caught:
+        run(chat, "/switch trip")
+    assert "close it" not in str(caught.value)
+    server.leases.release(record.id, "me")
+    assert "trip" in run(chat, "/switch trip")
+    server.close()
+    chat.close()
+
+
+def test_delete_opens_no_other_session(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    defaults = Defaults(options={"max_tokens": 2})
+    chat = Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
+    chat.open(None)
+    run(chat, "/fork twig")
+    chat.close()
+    chat = Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
+    chat.open("mine")
+    run(chat, "/delete twig")
+    other = store_of(talker, tmp_path)
+    assert other.hold(chat.book.find("main").id)
+    other.close()
+    chat.close()
 
 
 def test_delete_asks_only_where_it_can_delete(
@@ -555,6 +612,14 @@ def test_the_status_line_says_how_many_guesses_were_right(
     assert "7 of 1,200 guesses right" in line
 
 
+def test_the_status_line_says_that_the_deadline_ended_a_reply(
+    talker: gemmakv.Gemma,
+) -> None:
+    cache = gemmakv.create_kv_cache(talker.config)
+    late = talker.generate(cache, "a", max_tokens=3, deadline=0)
+    assert summary(late) == "0 tokens · cut at the deadline"
+
+
 def test_settings_are_those_of_generation() -> None:
     from gemmakv.generation._options import Options
 
@@ -690,7 +755,7 @@ def test_a_fork_of_a_deleted_fork_moves_up() -> None:
     changed = book.remove(book.find("middle"))
     assert changed == [book.find("leaf")]
     assert (leaf.parent, leaf.forked_at) == (root.id, 2)
-    assert isinstance(book.heir(book.find("leaf")), Entry)
+    assert book.heirs(book.find("leaf")) == [book.find("root")]
 
 
 # ---- How things are put ----

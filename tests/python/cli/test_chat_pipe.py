@@ -464,6 +464,7 @@ def test_bad_options(run: Run, arguments: list[str], words: list[str]) -> None:
     [
         ["chat", "--session", "a b"],
         ["chat", "--session", ""],
+        ["chat", "--sessions", ""],
         ["chat", "--template", "chatml"],
         ["chat", "--kv-dtype", "fp8"],
         ["chat", "--capacity-tokens", "0"],

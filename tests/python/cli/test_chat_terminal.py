@@ -292,6 +292,13 @@ def test_ctrl_c_at_the_prompt(start: Start) -> None:
     screen.wait_for_prompt("main")
     screen.type(CTRL_C)
     screen.wait_for("Ctrl-C again")
+    screen.type("\x1b[200~pasted\x1b[201~")
+    screen.wait_for("main> pasted")
+    screen.wait_until(lambda: "Ctrl-C again" not in screen.text, "no question")
+    screen.type(CTRL_C)
+    screen.wait_for_prompt("main")
+    screen.type(CTRL_C)
+    screen.wait_for("Ctrl-C again")
     screen.type(CTRL_C)
     assert screen.wait_for_exit() == 0
 

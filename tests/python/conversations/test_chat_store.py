@@ -33,6 +33,7 @@ from gemmakv.conversations import (
     Turn,
     _chat,
     _clock,
+    _database,
     new_id,
 )
 from gemmakv.conversations._chat import ChatStore
@@ -408,7 +409,7 @@ def test_a_servers_sessions_are_there(tmp_path: Path) -> None:
     assert [one.id for one in store.listing().records] == [second.id]
     server.leases.take("", second.id, "me")
     assert not store.hold(second.id)
-    assert store.holder(second.id) == "a server"
+    assert store.holder(second.id) == ""
     store.close()
     server.close()
 
@@ -498,6 +499,37 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
     assert store.read_record(record.id) == record
     assert store.listing().records == [record]
     store.close()
+
+
+def test_what_is_on_a_full_disk_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(tmp_path)
+    record = Record("main", messages=TALK)
+    kept_by(store, record)
+    store.close()
+    real = _database._connect
+
+    def full(path: str, read_only: bool) -> sqlite3.Connection:
+        db = real(path, read_only)
+        if not read_only:
+            [pages] = db.execute("PRAGMA page_count").fetchone()
+            db.execute(f"PRAGMA max_page_count = {pages}")
+        return db
+
+    def grow(self: _database.Database, db: Any) -> None:
+        _database.set_fact(db, "more", b"x" * 99999)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_database, "_connect", full)
+        patch.setattr(_database.Database, "note_age", grow)
+        again = opened(tmp_path)
+        assert not again.writable and "No space" in again.read_only
+        assert again.listing().records == [record]
+        again.close()
+    again = opened(tmp_path)
+    assert again.writable and again.listing().records == [record]
+    again.close()
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -23,6 +23,8 @@ from gemmakv.chat._templates import knows_thinking
 from gemmakv.chat.store._records import Record
 from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 
+_TEXT_KEPT = "the text is kept, and computed again with the next message"
+
 
 def from_file(gemma: Gemma, path: PathOrFile) -> tuple[Session, str]:
     """The session of a file that `Session.save` wrote, and a line to say (or
@@ -74,7 +76,7 @@ def from_store(
             line = _again(error.strerror or str(error))
     if session is None:
         session = make()
-        line = line or _again("it was not stored")
+        line = line or f"its KV cache was not stored; {_TEXT_KEPT}"
     messages = [m for m in session.messages if m.role != "system"]
     held = common_turns(messages, record.messages)
     if session.system != record.system:
@@ -116,7 +118,4 @@ def common_turns(some: Sequence[Message], others: Sequence[Message]) -> int:
 
 def _again(reason: str) -> str:
     reason = " ".join(reason.split()).removesuffix(f"; {HOW_TO_REBUILD}")
-    return (
-        f"the stored KV cache cannot be used ({reason}); "
-        "the text is kept, and computed again with the next message"
-    )
+    return f"the stored KV cache cannot be used ({reason}); {_TEXT_KEPT}"

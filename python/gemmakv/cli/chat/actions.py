@@ -118,10 +118,10 @@ def delete(chat: Chat, name: str | None) -> None:
         chat.view.say(f"{entry.name} is kept")
         return
     was_current = entry is book.current
-    heir = book.heir(entry)
-    if heir is not None and not chat.may_open(heir):
-        heir = None
-    if was_current and heir is not None:
+    heir = None
+    if was_current:
+        heir = next(filter(chat.may_open, book.heirs(entry)), None)
+    if heir is not None:
         chat.session(heir)
     chat.forget(entry)
     if not was_current:

@@ -177,7 +177,7 @@ class Book:
     def remove(self, entry: Entry) -> list[Entry]:
         """Takes an entry out; gives its forks, whose ancestry has changed.
 
-        If it was current, no entry is: see `heir`.
+        If it was current, no entry is: see `heirs`.
         """
         forks = self.children(entry)
         for fork in forks:
@@ -190,10 +190,11 @@ class Book:
             self._current = None
         return forks
 
-    def heir(self, entry: Entry) -> Entry | None:
-        """Which entry is the natural one to go to when `entry` goes."""
-        parent = self.with_id(entry.record.parent)
-        if parent is not None:
-            return parent
+    def heirs(self, entry: Entry) -> list[Entry]:
+        """Gives the entries to go to when `entry` goes, the best one first:
+        its parent, then the others, the one that changed last first.
+        """
         others = [e for e in self.entries if e is not entry]
-        return max(others, key=lambda e: e.record.changed, default=None)
+        others.sort(key=lambda e: e.record.changed, reverse=True)
+        others.sort(key=lambda e: e.id != entry.record.parent)
+        return others

@@ -191,9 +191,15 @@ class Chat:
         if store is None or not store.writable or entry.held:
             return
         if not store.hold(entry.id):
+            holder = store.holder(entry.id)
+            if not holder:
+                raise ValueError(
+                    f"{entry.name} gets a reply from a server at the moment; "
+                    "try again when it has ended"
+                )
             raise ValueError(
-                f"{entry.name} is open in another gemmakv chat "
-                f"({store.holder(entry.id)}); close it there first"
+                f"{entry.name} is open in another gemmakv chat ({holder}); "
+                "close it there first"
             )
         entry.held = True
         record = store.read_record(entry.id)

@@ -52,6 +52,12 @@ def _check_session(name: str | None) -> str | None:
     return name
 
 
+def _check_sessions(folder: str | None) -> str | None:
+    if folder == "":
+        raise ValueError("sessions: expected a folder, found ''")
+    return folder
+
+
 def _check_overflow(name: str | None) -> str | None:
     return name if name is None else choice("overflow", name, OVERFLOWS)
 
@@ -83,6 +89,7 @@ def chat(
     sessions: str | None = typer.Option(
         None,
         metavar="DIR",
+        callback=_check_sessions,
         help="Keep sessions in this folder, as `gemmakv serve --sessions` "
         "does. Default: default, your own folder for all chats.",
     ),

@@ -10,6 +10,7 @@ from types import FrameType
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app_or_none
+from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
@@ -73,6 +74,7 @@ class Terminal:
                 ColorDepth.DEPTH_1_BIT if os.environ.get("NO_COLOR") else None
             ),
         )
+        self._prompt.default_buffer.on_text_changed += self._stay
         app = self._prompt.app
         self._keyboard = Keyboard(app.input, app.output)
         view.keyboard = self._keyboard
@@ -230,12 +232,12 @@ class Terminal:
             else:
                 self._leaving = True
 
-        @keys.add("<any>", filter=here & Condition(lambda: self._leaving))
-        def stay(event: KeyPressEvent) -> None:
-            self._leaving = False
-            event.current_buffer.insert_text(event.data)
-
         return keys
+
+    def _stay(self, buffer: Buffer) -> None:
+        """Something was typed, pasted or brought back: nobody leaves."""
+        del buffer
+        self._leaving = False
 
 
 def _check_unicode(text: str) -> None:

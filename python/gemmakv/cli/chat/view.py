@@ -325,6 +325,8 @@ def summary(generation: Generation) -> str:
         parts.append("stopped")
     elif generation.finish_reason == "length":
         parts.append("cut at the limit")
+    elif generation.finish_reason == "deadline":
+        parts.append("cut at the deadline")
     return " · ".join(parts)
 
 

@@ -741,6 +741,8 @@ def test_text_survives_its_kv_cache(talker: gemmakv.Gemma, damage: str) -> None:
     again, line = restored(talker, record_of(session), damaged)
     assert again.messages == session.messages
     assert "the text is kept, and computed again" in line
+    # Nothing is wrong with what is not there.
+    assert ("cannot be used" in line) == (damage != "missing")
     assert again.options == session.options
     assert again.send("three").token_ids
     assert again.turns == 3
