@@ -89,8 +89,10 @@ class Soak:
             worker.join()
         if self.errors:
             raise self.errors[0]
-        gc.collect()
         self.report.seconds = time.monotonic() - start
+        gc.collect()
+        if self.gemma.prefix_cache is not None:  # it refers to blocks, too
+            self.gemma.prefix_cache.cache.clear()
         self.report.blocks_left = self.pool.blocks_in_use
         return self.report
 

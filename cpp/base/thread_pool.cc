@@ -167,13 +167,18 @@ ThreadPool::ThreadPool(size_t num_threads,
   } catch (const std::system_error& error) {
     const size_t started = shared_->threads.size() + 1;
     shared_->StopAndJoin();
-    throw IoError(StrCat("started ", started, " of ", num_threads,
-                         " threads: ", error.code().message()),
-                  error.code().value(), "");
+    throw Refused(started, num_threads, error);
   } catch (const std::bad_alloc&) {
     shared_->StopAndJoin();
     throw;
   }
+}
+
+IoError ThreadPool::Refused(size_t started, size_t num_threads,
+                            const std::system_error& error) {
+  return {StrCat("started ", started, " of ", num_threads,
+                 " threads: ", error.code().message()),
+          error.code().value(), ""};
 }
 
 ThreadPool::~ThreadPool() {

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <system_error>
 
 #include "base/step_clock.h"
+#include "gemmakv/error.h"
 #include "gemmakv/threads.h"
 
 namespace gkv {
@@ -37,6 +39,10 @@ class ThreadPool {
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   static constexpr size_t kMaxThreads = 256;
+
+  // Makes the error of a thread that the operating system refused.
+  static IoError Refused(size_t started, size_t num_threads,
+                         const std::system_error& error);
 
   // The most scratch memory that a task needs. Stacks may be too small for it.
   static constexpr size_t kScratchBytes = 308 * 1024;

@@ -22,8 +22,11 @@ void SetError(PyObject* type, const Error& error) {
 // Raises the OSError subclass of the error number: FileNotFoundError, ...
 void SetOsError(const IoError& error) {
   const int number = error.error_number() != 0 ? error.error_number() : EIO;
-  const py::object value = py::reinterpret_borrow<py::object>(PyExc_OSError)(
-      number, std::strerror(number), FsDecode(error.path()));
+  const py::object type = py::reinterpret_borrow<py::object>(PyExc_OSError);
+  const py::object value =
+      error.path().empty()
+          ? type(number, error.what())
+          : type(number, std::strerror(number), FsDecode(error.path()));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())),
                   value.ptr());
 }

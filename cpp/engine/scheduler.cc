@@ -1,5 +1,6 @@
 #include "engine/scheduler.h"
 
+#include <system_error>
 #include <utility>
 
 #include "base/fp_environment.h"
@@ -21,10 +22,14 @@ Scheduler::Scheduler(std::shared_ptr<const Model> model, size_t num_threads,
                                          queue_);
   std::promise<void> pinned;
   std::future<void> ready = pinned.get_future();
-  thread_ = std::thread(
-      Unpinned([this, processors, pinned = std::move(pinned)]() mutable {
-        RunThread(processors, pinned);
-      }));
+  try {
+    thread_ = std::thread(
+        Unpinned([this, processors, pinned = std::move(pinned)]() mutable {
+          RunThread(processors, pinned);
+        }));
+  } catch (const std::system_error& error) {
+    throw ThreadPool::Refused(num_threads - 1, num_threads, error);
+  }
   try {
     ready.get();
   } catch (...) {

@@ -89,6 +89,8 @@ class PieceStream(Iterator[Piece], AsyncIterator[Piece]):
             self._restore(before)
             self.cancel()
             raise
+        except StopIteration as error:  # of code that the call runs
+            raise RuntimeError("stream: raised StopIteration") from error
         raise StopIteration
 
     def __aiter__(self) -> Self:

@@ -59,17 +59,15 @@ def done(engine: _core.Engine, work: Work[_T]) -> _T:
     call = None
     with contextlib.closing(work):
         try:
-            job = next(work)
-            while True:
+            job, result = _go_on(work, None)
+            while job is not None:
                 begin = time.monotonic()
                 made = job.made()
                 _pass_time(job, begin)
                 call = _start(engine, job, None, made)
                 assert call is not None
-                job = work.send(call)
-        except StopIteration as end:
-            result: _T = end.value
-            return result
+                job, result = _go_on(work, call)
+            return cast(_T, result)
         finally:
             # It keeps what it failed with, whose traceback has this frame.
             del call
@@ -79,13 +77,23 @@ async def adone(engine: _core.Engine, work: Work[_T]) -> _T:
     """Does it, waiting on this thread's event loop."""
     bell = Bell()
     with contextlib.closing(work):
-        try:
-            job = next(work)
-            while True:
-                job = work.send(await _run(engine, job, bell))
-        except StopIteration as end:
-            result: _T = end.value
-            return result
+        job, result = _go_on(work, None)
+        while job is not None:
+            job, result = _go_on(work, await _run(engine, job, bell))
+        return cast(_T, result)
+
+
+def _go_on(
+    work: Work[_T], call: _core.Call | None
+) -> tuple[Job | None, _T | None]:
+    """Returns the next job, or None and the result.
+
+    The end of the work is told from a `StopIteration` of code that a call runs.
+    """
+    try:
+        return work.send(cast(_core.Call, call)), None
+    except StopIteration as end:
+        return None, end.value
 
 
 class _Given(Exception):

@@ -205,13 +205,17 @@ def _load_both(
             found.set_exception(error)
 
     helper = threading.Thread(target=make_tokenizer, name="gemmakv-load")
-    helper.start()
+    try:
+        helper.start()
+    except RuntimeError:  # the system has no thread
+        make_tokenizer()
     try:
         engine = _core.Engine.load_gguf(os.fsencode(path), *how)
         while not found.done() and engine.check_ahead(_CHECK_S):
             pass
     finally:
-        helper.join()
+        if helper.ident is not None:
+            helper.join()
     return engine, found.result()
 
 

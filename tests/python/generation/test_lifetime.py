@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import gc
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -695,3 +698,41 @@ def test_a_stream_has_no_copies(
         pytest.raises(GemmaKVError, match="stream"),
     ):
         copied(reply)
+
+
+NO_THREAD = """
+import gemmakv, resource, sys
+none = resource.RLIM_INFINITY
+models = [gemmakv.Gemma.load(sys.argv[1], threads=1)]
+# Less address space than a thread's stack. The C library may have kept one of a
+# thread that has ended.
+pages = int(open("/proc/self/statm").read().split()[0])
+room = pages * resource.getpagesize() + (256 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (room, none))
+models += [gemmakv.Gemma.load(sys.argv[1], threads=1) for _ in range(2)]
+caches = [gemmakv.create_kv_cache(model.config) for model in models]
+refused = set()
+for model, cache in zip(models, caches):
+    try:
+        model.generate(cache, [2, 5], max_tokens=2)
+    except OSError as error:
+        refused.add(f"{error} {len(cache)}")
+print(*refused)
+resource.setrlimit(resource.RLIMIT_AS, (none, none))
+for model, cache in zip(models, caches):
+    cache.reset()
+    model.generate(cache, [2, 5], max_tokens=0)
+print(*map(len, caches))
+"""
+
+
+def test_a_system_without_another_thread(tiny_path: Path) -> None:
+    ended = subprocess.run(
+        ["sh", "-c", 'ulimit -s 1048576; exec "$@"', "sh",
+         sys.executable, "-c", NO_THREAD, tiny_path],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    words = f"started 0 of 1 threads: {os.strerror(errno.EAGAIN)}"
+    assert (ended.stdout, ended.stderr) == (
+        f"[Errno {errno.EAGAIN}] {words} 0\n2 2 2\n", ""
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
@@ -11,7 +12,14 @@ import numpy as np
 import pytest
 
 import gemmakv
-from gemmakv import Gemma, GemmaKVError, _core, create_kv_cache, options
+from gemmakv import (
+    Gemma,
+    GemmaKVError,
+    Session,
+    _core,
+    create_kv_cache,
+    options,
+)
 from gemmakv.cache._kv_cache import KV_DTYPES
 from gemmakv.generation._option_kinds import Number
 from gemmakv.generation._options import core_options, split_rows
@@ -505,6 +513,29 @@ def test_an_error_of_the_processor_ends_the_request(tiny: Gemma) -> None:
         stream.result()
     plain = run(tiny, max_tokens=9)
     assert given == plain.token_ids[: len(given)]
+
+
+def run_out(*_: Any) -> None:
+    next(iter(()))
+
+
+@pytest.mark.parametrize(
+    "name", ["logits_processor", "progress", "prompt_progress"]
+)
+def test_a_stop_iteration_is_no_end(tiny: Gemma, name: str) -> None:
+    options: Any = {"max_tokens": 9, name: run_out}
+    cache = create_kv_cache(tiny.config)
+    with pytest.raises(StopIteration):
+        tiny.generate(cache, PROMPT, **options)
+    assert len(cache) == 0
+    # As in any coroutine or generator.
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        asyncio.run(tiny.agenerate(cache, PROMPT, **options))
+    assert len(cache) == 0
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(tiny.stream(cache, PROMPT, **options))
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(Session(tiny).stream("Hi", **options))
 
 
 @pytest.mark.parametrize(

@@ -27,3 +27,13 @@ def test_nothing_is_left(
     assert report.peak_bytes > 0
     assert report.blocks_left == 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_nothing_is_left_with_a_prefix_cache(
+    tiny_path: Path, tmp_path: Path
+) -> None:
+    model = gemmakv.Gemma.load(tiny_path)
+    assert model.prefix_cache is not None
+    run = soak.Soak(model, tmp_path, seed=1, verify_every=3)
+    assert run.run(conversations=60, threads=4, seconds=0).blocks_left == 0
