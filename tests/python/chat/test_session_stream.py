@@ -84,16 +84,49 @@ def test_cancelled_reply_stays_as_far_as_it_came(session: Session) -> None:
 
 
 def test_cancelled_before_anything_came(session: Session) -> None:
-    stream = session.stream("two", **LONG)
-    stream.cancel()
-    assert session.messages[-2:] == [
-        Message("user", "two"),
-        Message("model", "".join(p.text for p in stream), True),
-    ]
+    before = state(session)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold(token_ids: object, logits: Any) -> Any:
+        entered.set()
+        assert go_on.wait(LIMIT_S)
+        return logits
+
+    busy = threading.Thread(
+        target=lambda: session.gemma.generate(
+            "one", max_tokens=1, logits_processor=hold
+        )
+    )
+    busy.start()
+    assert entered.wait(LIMIT_S)
+    stream = session.stream("two", **LONG)  # it waits for that step
+    canceller = threading.Thread(target=stream.cancel)
+    canceller.start()
+    wait_until(lambda: stream._inner._cancelled)
+    go_on.set()
+    canceller.join()
+    busy.join()
+    assert list(stream) == [] and stream.result().token_ids == []
+    assert stream.result().finish_reason == "cancelled"
+    assert state(session) == before
     assert_sound(session)
     session.send("three", max_tokens=1)
-    session.undo(2)
-    assert session.turns == 1
+
+
+def test_cancelled_before_it_was_read(session: Session) -> None:
+    before = state(session)
+    stream = session.stream("two", **LONG)
+    stream.cancel()
+    said = "".join(piece.text for piece in stream)
+    if stream.result().token_ids:  # the model was quicker
+        assert session.messages[-2:] == [
+            Message("user", "two"),
+            Message("model", said, True),
+        ]
+    else:
+        assert state(session) == before
+    assert_sound(session)
+    session.send("three", max_tokens=1)
 
 
 def test_cancel_from_another_thread(session: Session) -> None:
