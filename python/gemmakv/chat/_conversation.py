@@ -71,8 +71,9 @@ class Turn:
             self.take_back()
 
     def finish(self, generation: Generation) -> Generation:
-        """Takes in the reply; gives it as it stands in the messages. Of one that
-        was cancelled before its first token nothing stays.
+        """Takes in the reply; gives it as it stands in the messages.
+
+        Of one that was cancelled before its first token nothing stays.
         """
         parts = read_reply(self.talk.reader(), generation)
         generation = with_parts(generation, parts)
