@@ -46,6 +46,8 @@ from gemmakv.conversations._types import BUSY_S, FileId
 
 FILE = "sessions.sqlite3"
 _APPLICATION = 0x676B7653
+# The second one: there was no room for the memory that processes share.
+_NO_SPACE = ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
 _STRICT = (3, 37)  # SQLite's version
 _POLL_S = 0.01
 
@@ -108,7 +110,7 @@ class Database:
     def unusable(self, error: Exception) -> OSError | ValueError:
         """Makes the error of an open that failed."""
         cause = getattr(error.__cause__, "orig", None) or error
-        if _errorname(cause).startswith("SQLITE_FULL"):
+        if _errorname(cause) in _NO_SPACE:
             return _refused(self.folder, errno.ENOSPC)
         return ValueError(
             f"sessions: {self.folder}: expected a folder that can be written, "

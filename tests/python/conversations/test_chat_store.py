@@ -501,8 +501,9 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("what", ["database", "shared memory"])
 def test_what_is_on_a_full_disk_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     store = opened(tmp_path)
     record = Record("main", messages=TALK)
@@ -520,9 +521,17 @@ def test_what_is_on_a_full_disk_can_be_read(
     def grow(self: _database.Database, db: Any) -> None:
         _database.set_fact(db, "more", b"x" * 99999)
 
+    def no_log(db: sqlite3.Connection) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+        raise error
+
     with monkeypatch.context() as patch:
-        patch.setattr(_database, "_connect", full)
-        patch.setattr(_database.Database, "note_age", grow)
+        if what == "database":
+            patch.setattr(_database, "_connect", full)
+            patch.setattr(_database.Database, "note_age", grow)
+        else:
+            patch.setattr(_database, "_keep_a_log", no_log)
         again = opened(tmp_path)
         assert not again.writable and "No space" in again.read_only
         assert again.listing().records == [record]
