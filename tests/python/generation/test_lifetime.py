@@ -190,7 +190,10 @@ def test_a_session_gives_the_blocks_of_its_backups_back(tiny: Gemma) -> None:
         with pytest.raises(ValueError):
             session.send("three", top_p=7.0)
         session.send("three", max_tokens=2, **NO_END)
-        session.stream("four", max_tokens=50, **NO_END).cancel()
+        stream = session.stream("four", max_tokens=50, **NO_END)
+        next(stream)
+        stream.cancel()
+        del stream
         session.undo(2)
         session.fork().close()
         assert session.cache.shared_nbytes == 0

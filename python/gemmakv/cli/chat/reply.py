@@ -85,11 +85,14 @@ def _reply(
             raise CacheFullError(_what_makes_room(session, error)) from None
         raise
     usage = generation.usage
-    dropped = session.turns <= turns
+    cancelled = generation.finish_reason == "cancelled"
+    stays = not cancelled or bool(generation.token_ids)
+    dropped = session.turns < turns + stays
     entry.last = Turn(usage, 0 if dropped else had - usage.cached_tokens)
-    unsaid = generation.finish_reason == "cancelled" and not generation.text
+    unsaid = cancelled and not generation.text
     if unsaid:
-        session.undo()
+        if stays:
+            session.undo()
         if keeps_draft():  # the record on disk is that of before, with it
             chat.view.drop_reply()
             return
