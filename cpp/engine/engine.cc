@@ -544,8 +544,16 @@ GenerateResult Engine::Generate(
     throw;
   }
   stream->WaitDone();
-  stream->Confirm();
-  return stream->Result();
+  try {
+    GenerateResult result = stream->Result();
+    stream->Confirm();
+    return result;
+  } catch (...) {
+    // Without memory for the result nothing has happened, but for what
+    // `on_token` has.
+    if (!on_token) stream->Abort();
+    throw;
+  }
 }
 
 std::vector<float> Engine::DraftLogits(std::span<const int32_t> tokens,

@@ -238,6 +238,35 @@ INSTANTIATE_TEST_SUITE_P(Guesses, SpeculatingTest,
                                            Guesser::kDrafter),
                          GuesserName);
 
+// Also where there is no memory for the result of what has succeeded.
+TEST_F(AllocationFailureTest, WhatGenerateThrowsLeavesNoTrace) {
+  const Tokens prompt = RandomTokens(25, 2);
+  const GenerateOptions options = Options(1);
+  const Tokens expected =
+      gemma_->Generate(NewCache(), prompt, options).token_ids;
+  size_t failed = 0;
+  for (long n = 0;; n += kSanitized ? 3 : 1) {
+    const std::shared_ptr<Conversation> cache = NewCache();
+    Tokens found;
+    bool threw = false;
+    allocations_left = n;
+    try {
+      found = gemma_->Generate(cache, prompt, options).token_ids;
+    } catch (const std::exception&) {
+      threw = true;
+    }
+    const bool unspent = allocations_left.exchange(-1) >= 0;
+    if (threw) {
+      ++failed;
+      ASSERT_EQ(cache->length(), 0u) << n;
+    } else {
+      ASSERT_EQ(found, expected) << n;
+    }
+    if (unspent) break;
+  }
+  EXPECT_GT(failed, kSanitized ? 2u : 20u);
+}
+
 // The prefix cache loses an entry, or is not asked; what it has stays right.
 TEST_F(AllocationFailureTest, ThePrefixCacheStaysWhole) {
   const auto prefix = std::make_shared<PrefixCache>(size_t{1} << 20);
