@@ -84,6 +84,12 @@ struct RowBlock {
 template <class Dot, class Source>
 using RowBlockOf = RowBlock<Source::kLevels.parts, kWidened<Dot, Source>>;
 
+// The most rows of which a stream passes each weight: two tiles of those whose
+// weights cost little to unpack, as they are unpacked for each.
+template <class Dot, class Source>
+inline constexpr size_t kStreamRows =
+    (kWidened<Dot, Source> && kSlices > 1 ? 2 : 1) * kTileHeight;
+
 // Rows cut into tiles of nearly equal height.
 struct TileCut {
   explicit TileCut(size_t rows)

@@ -64,6 +64,18 @@ HWY_INLINE void KeepOrder(V& sum) {
 #endif
 }
 
+// Makes the compiler read again what it has read at `pointer`: all that it
+// would keep from one pass over a block to the next is more than there are
+// registers.
+template <class T>
+HWY_INLINE void ReadAgain(T*& pointer) {
+#if !HWY_COMPILER_MSVC
+  asm("" : "+r"(pointer));
+#else
+  (void)pointer;
+#endif
+}
+
 // Copies acc [rows][kRowGroup] to out, `count` (1..16) values a row.
 HWY_INLINE void StoreGroup(const float* HWY_RESTRICT acc, size_t rows,
                            size_t count, float* HWY_RESTRICT out,

@@ -10,11 +10,12 @@
 // What a weight type provides. Internal to ops.
 //
 // Products of floats have a kernel of their own (matmul_float.cc). Those of
-// quantized weights have two. Few rows of activations are one tile: the stream
-// of the type (matmul_stream-inl.h) reads and unpacks each weight once. Many
-// rows are several tiles: the first tile unpacks a stretch of a group to a
-// panel while it computes, and the kernel of panels (matmul_panel.cc) computes
-// the others from it. A panel looks the same for all types.
+// quantized weights have two. Few rows of activations are one tile, or two that
+// pass each block together: the stream of the type (matmul_stream-inl.h) reads
+// each weight once. Many rows are several tiles: the first tile unpacks a
+// stretch of a group to a panel while it computes, and the kernel of panels
+// (matmul_panel.cc) computes the others from it. A panel looks the same for all
+// types.
 
 namespace gkv {
 

@@ -224,13 +224,14 @@ void MatMulPanelsOfTarget(const MatMulKernel& kernel, const MatMulTask& task) {
 
 RowLayout LayoutOfPanelRowsOfTarget(const Levels& levels, size_t rows,
                                     size_t cols) {
-  if (rows <= kTileHeight) return {0, 0};
   const size_t tiles = TileCut(rows).tiles;
   RowLayout layout = {tiles, tiles * (cols / kQuadBlock)};
   WithCurrentDot([&](auto dot) HWY_ATTR {
     using Dot = decltype(dot);
     WithSource<Dot>(levels, [&](auto source) HWY_ATTR {
-      layout.bytes *= sizeof(RowBlockOf<Dot, decltype(source)>);
+      using Source = decltype(source);
+      layout.bytes *= sizeof(RowBlockOf<Dot, Source>);
+      if (rows <= kStreamRows<Dot, Source>) layout = {0, 0};
     });
   });
   return layout;

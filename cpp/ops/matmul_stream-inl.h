@@ -106,7 +106,8 @@ struct StreamColumn {
   size_t lanes;  // that are rows of weights
 };
 
-// A stretch of the rows: blocks [first, first + count).
+// A stretch of the rows: blocks [first, first + count). Those of a second tile
+// come after those of the first.
 template <class Dot, class Format>
 struct StreamInput {
   const RowBlockOf<Dot, Format>* blocks;
@@ -140,10 +141,21 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
   float* planes = own;
   if constexpr (kKeep) planes = panel->planes;
   const DF32 df;
-  VF32 acc[kCols][kRows];
+  // Of more rows than a tile has, the others are a second one.
+  constexpr size_t kFirst = kRows > kTileHeight ? kRows / 2 : kRows;
+  constexpr size_t kOthers = kRows - kFirst;
+  VF32 acc[kCols][kFirst];
+  [[maybe_unused]] VF32 others[kCols][kOthers == 0 ? 1 : kOthers];
+  const auto sum = [&](auto c, auto m) GKV_INLINE_ATTR -> VF32& {
+    if constexpr (m < kFirst) {
+      return acc[c][m];
+    } else {
+      return others[c][m - kFirst];
+    }
+  };
   Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
     Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
-      acc[c][m] = input.first == 0
+      sum(c, m) = input.first == 0
                       ? hn::Zero(df)
                       : LoadUpTo(columns[c].out + m * out_stride,
                                  columns[c].lanes);
@@ -188,6 +200,10 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
         }
       }
       AddBlock<Dot, Source>(data, *block, plane, kStep, acc);
+      if constexpr (kOthers != 0) {
+        Unroll<kCols>([&](auto c) GKV_INLINE_ATTR { ReadAgain(data[c]); });
+        AddBlock<Dot, Source>(data, block[input.count], plane, kStep, others);
+      }
       Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
         data[c] += Format::kDataBytes;
       });
@@ -198,7 +214,7 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
   }
   Unroll<kCols>([&](auto c) GKV_INLINE_ATTR {
     Unroll<kRows>([&](auto m) GKV_INLINE_ATTR {
-      StoreUpTo(acc[c][m], columns[c].out + m * out_stride, columns[c].lanes);
+      StoreUpTo(sum(c, m), columns[c].out + m * out_stride, columns[c].lanes);
     });
   });
 }
@@ -242,9 +258,10 @@ void StreamGroupsOf(const MatMulTask& task, size_t first, size_t groups,
             std::integral_constant<size_t, kWideRows>());
     }
   }
-  if (rows <= kTileRows) {
+  constexpr size_t kMost = kSlices == 1 ? kTileRows : kStreamRows<Dot, Format>;
+  if (rows <= kMost) {
     go_on(std::integral_constant<size_t, kTileColumns>(),
-          std::integral_constant<size_t, kTileRows>());
+          std::integral_constant<size_t, kMost>());
   }
   // Slices are whole columns of each width.
   if constexpr (kSlices == 1) {
@@ -386,7 +403,7 @@ struct QuantizedKernel {
     }
   }
 
-  // The products of at most kTileHeight rows.
+  // The products of at most kStreamRows rows.
   static void MatMul(const MatMulTask& task) {
     WithCurrentDot([&](auto dot) HWY_ATTR { Products<decltype(dot)>(task); });
   }
@@ -411,11 +428,16 @@ struct QuantizedKernel {
     const size_t at_once = StreamGroups(rows);
     const size_t stretch = (task.group_end - task.group_begin) / at_once;
     const size_t rest = task.group_begin + stretch * at_once;
-    for (size_t b = 0; b < all; b += kStreamBlocks) {
-      const StreamInput<Dot, Format> input = {
-          blocks, b, std::min(kStreamBlocks, all - b)};
-      LayOutTile<Dot, Format>(task.input.quantized, kLevels.zero_point, all, 0,
-                              rows, b, input.count, blocks);
+    const TileCut cut(rows);
+    const size_t most = kStreamBlocks / cut.tiles;
+    for (size_t b = 0; b < all; b += most) {
+      const StreamInput<Dot, Format> input = {blocks, b,
+                                              std::min(most, all - b)};
+      for (size_t t = 0; t < cut.tiles; ++t) {
+        LayOutTile<Dot, Format>(task.input.quantized, kLevels.zero_point, all,
+                                cut.Begin(t), cut.Height(t), b, input.count,
+                                blocks + t * input.count);
+      }
       for (size_t g = 0; g < stretch; ++g) {
         StreamGroupsOf<Dot>(task, task.group_begin + g, at_once, stretch,
                             input);
