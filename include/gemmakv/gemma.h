@@ -57,7 +57,7 @@ class Gemma {
   // range, Mismatch for a conversation of another model, CacheFull if the
   // prompt does not fit.
   // What fails after `on_token` was called leaves the tokens that it was given,
-  // and a message of an Error says how many; what `on_token` throws leaves none.
+  // and an Error says how many; what `on_token` throws leaves none.
   GenerateResult Generate(
       KVCache& cache, std::span<const int32_t> prompt,
       const GenerateOptions& options = {},
