@@ -142,7 +142,7 @@ TYPED_TEST_P(MatMulConformance, SameBitsOfRowsLaidOut) {
 TYPED_TEST_P(MatMulConformance, SameBitsForLongRows) {
   constexpr TensorType kType = TypeParam::value;
   constexpr size_t kRows = 75, kInputs = 18;
-  const size_t cols = 12288 + this->Depths().back();
+  const size_t cols = 32768 + this->Depths().back();
   TestWeights weights(kType, kRows, cols);
   weights.FillRandom(41);
   weights.Pack();
