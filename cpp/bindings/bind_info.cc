@@ -264,7 +264,11 @@ void RegisterInfo(py::module_& module) {
   module.def(
       "control_groups",
       [](const std::string& root, const std::string& own) {
-        return ControlGroupFolders({root, own}, "");
+        py::list folders;
+        for (const std::string& folder : ControlGroupFolders({root, own}, "")) {
+          folders.append(FsDecode(folder));
+        }
+        return folders;
       },
       py::arg("root") = groups.root, py::arg("own") = groups.own,
       "Returns the folders of the control groups (version 2) that hold this "

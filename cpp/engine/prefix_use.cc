@@ -12,6 +12,9 @@ namespace {
 
 // Long prompts leave resume points at multiples of this, others in their middle.
 constexpr size_t kPointDistance = 4096;
+// A point in the middle is for prompts that may never come. It is left where so
+// many windows fit into RAM's budget: it must not push out what is certain.
+constexpr size_t kWindowsForMiddle = 8;
 // Fewer tokens are worth neither a wait nor a resume point.
 constexpr size_t kLeastShared = 64;
 
@@ -160,12 +163,14 @@ void PrefixUse::AddNearPoints(size_t length, size_t next) {
   const size_t last = length - 1;  // which every prompt computes
   const auto add = [&](size_t position) {
     if (std::binary_search(points_.begin(), points_.end(), position)) return;
-    near_points_.push_back(position);
     AddPoint(position);
   };
   if (last < kPageTokens) {
     // There are no pages, and the request may forget this position later.
-    if (points_.empty()) add(last);
+    if (points_.empty()) {
+      add(last);
+      ram_point_ = last;
+    }
   } else if (shares && last <= window) {
     // The window holds all of the prompt: points take hardly any memory.
     for (size_t p = RoundUp(next + 1, kPageTokens); p < last;
@@ -173,7 +178,9 @@ void PrefixUse::AddNearPoints(size_t length, size_t next) {
       add(p);
     }
   } else if (last - next >= 2 * kPageTokens &&
-             RoundUp(next + 1, kPointDistance) > last) {
+             RoundUp(next + 1, kPointDistance) > last &&
+             access_.view->cache().index().budget_bytes() / kWindowsForMiddle >=
+                 layout.checkpoint_bytes()) {
     // A point of its own takes the window's bytes: one, in the middle.
     const size_t middle = RoundUp(next + (last - next) / 2, kPageTokens);
     if (middle < last) add(middle);
@@ -201,7 +208,7 @@ void PrefixUse::Publish(std::span<const Checkpoint> points,
   // The content is right at the end of a warm-up.
   const bool warm = next == warm_end_ && access_.writes();
   if (!points.empty() || warm) {
-    access_.view->Publish(cache(), points, warm, near_points_);
+    access_.view->Publish(cache(), points, warm, {&ram_point_, 1});
   }
   if (!lead_) return;
   const size_t before = std::exchange(lead_->reached, next);

@@ -129,9 +129,9 @@ class PrefixUse {
   bool resumed_ = false;
   std::shared_ptr<Lead> lead_;  // null: nobody can follow
   std::vector<size_t> points_;  // of the prompt, ascending
-  // Those of the points that RAM alone keeps: nobody asks the tiers below it for
-  // a point there.
-  std::vector<size_t> near_points_;
+  // That of the points which RAM alone keeps, for nobody asks the tiers below it
+  // for it; 0: there is none.
+  size_t ram_point_ = 0;
   bool takes_points_ = true;
   size_t warm_end_ = 0;
 };

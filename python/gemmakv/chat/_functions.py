@@ -200,8 +200,9 @@ def _parameters_of(
                 f"{_name_of(function)}({parameter})",
             )
     inner: Any = function
-    while isinstance(inner, functools.partial):
-        inner = inner.func
+    while isinstance(inner, functools.partial) or hasattr(inner, "__wrapped__"):
+        partial = isinstance(inner, functools.partial)
+        inner = inner.func if partial else inner.__wrapped__
     if not inspect.isroutine(inner) and not isinstance(inner, type):
         inner = type(inner).__call__
     elif isinstance(inner, type):

@@ -7,7 +7,7 @@ import dataclasses
 import io
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from gemmakv._support.arguments import byte_view, integer
@@ -44,6 +44,7 @@ from gemmakv.errors import brief, unexpected
 from gemmakv.generation._options import Options
 from gemmakv.generation._requests import requests_of
 from gemmakv.generation._result import Generation, ToolCall
+from gemmakv.generation._stream import Stream
 from gemmakv.generation._work import time_left
 
 if TYPE_CHECKING:
@@ -472,7 +473,9 @@ class Session:
         """
         begin = time.monotonic()
         self._calls.acquire()
-        return self._stream_now(text, options, begin)
+        with self._streaming(text, options, begin) as (turn, undo):
+            work = self._requests.stream(self.cache, *turn.request())
+            return self._begun(turn, self._requests.done(work), undo)
 
     async def astream(
         self, text: Text, **options: Unpack[Options]
@@ -482,19 +485,28 @@ class Session:
         """
         begin = time.monotonic()
         await self._calls.aacquire()
-        return self._stream_now(text, options, begin)
+        with self._streaming(text, options, begin) as (turn, undo):
+            work = self._requests.stream(self.cache, *turn.request())
+            return self._begun(turn, await self._requests.adone(work), undo)
 
-    def _stream_now(self, text: Text, options: Any, begin: float) -> ChatStream:
-        """Requires: acquired."""
+    @contextlib.contextmanager
+    def _streaming(
+        self, text: Text, options: Any, begin: float
+    ) -> Iterator[tuple[Turn, contextlib.ExitStack]]:
+        """Begins a turn, which what is given with it takes back, unless its
+        stream has begun. Requires: acquired.
+        """
         with contextlib.ExitStack() as undo:
             undo.callback(self._calls.release)
-            turn = undo.enter_context(self._begin(text, options, begin))
-            ask = self._requests
-            inner = ask.done(ask.stream(self.cache, *turn.request()))
-            stream = ChatStream(inner, turn, self._calls.release)
-            self._calls.keep_for(stream)
-            undo.pop_all()
-            return stream
+            yield undo.enter_context(self._begin(text, options, begin)), undo
+
+    def _begun(
+        self, turn: Turn, inner: Stream, undo: contextlib.ExitStack
+    ) -> ChatStream:
+        stream = ChatStream(inner, turn, self._calls.release)
+        self._calls.keep_for(stream)
+        undo.pop_all()
+        return stream
 
     def fork(self) -> Session:
         """Makes an independent session with the same conversation and

@@ -133,7 +133,7 @@ def said_messages(said: Any, calls: Sequence[ToolCall]) -> list[Message]:
     )
     if isinstance(said, str):
         listed: list[Any] = [Message("user", said)]
-    elif isinstance(said, Mapping) or not isinstance(said, Iterable):
+    elif fields_of(said) is not None or not isinstance(said, Iterable):
         listed = [said]
     else:
         listed = list(said)

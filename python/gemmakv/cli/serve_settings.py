@@ -27,14 +27,14 @@ from pydantic import (
 from gemmakv._support.sizes import parse_bytes
 from gemmakv._support.text import utf8_text
 from gemmakv.cli.arguments import MODEL_HELP
-from gemmakv.cli.failures import Misplaced, argument_of, refusal
+from gemmakv.cli.failures import InputError, Misplaced, argument_of, refusal
 from gemmakv.cli.flags import flag_of
 from gemmakv.cli.prefix_flags import DISK_HELP, REMOTE_HELP, SHARED_HELP
 from gemmakv.errors import GemmaKVError, one_line
 
 PREFIX = "GEMMAKV_"
-# An empty variable of these must not count as one that is not set: a server
-# that asks nobody for a key would be the result.
+# An empty or blank variable of these must not count as one that is not set: a
+# server that asks nobody for a key would be the result.
 _GUARDS = ("api_key", "api_key_file", "prefix_cache_secret_file")
 
 
@@ -206,7 +206,8 @@ class Places:
     @contextlib.contextmanager
     def blaming(self) -> Iterator[None]:
         """Has an error inside that begins with the name of a field begin with
-        the place of its value, if that is a variable or in the file.
+        the place of its value, if that is a variable or in the file. What a
+        model lacks, or the system refuses, stays no fault of the settings.
         """
         try:
             yield
@@ -216,7 +217,8 @@ class Places:
             if not place or name in self.flags:
                 raise
             words = one_line(error)[len(name) :]
-            raise Misplaced(place + words) from None
+            outer = name == "model" or isinstance(error, OSError)
+            raise (InputError if outer else Misplaced)(place + words) from None
 
 
 def read(flags: Mapping[str, object]) -> tuple[ServeSettings, Places]:
@@ -261,7 +263,7 @@ def read(flags: Mapping[str, object]) -> tuple[ServeSettings, Places]:
         raise Misplaced(f"{where}: {refusal(details)}") from None
     for name in _GUARDS:
         variable = PREFIX + name.upper()
-        if name not in settings.model_fields_set and variable in os.environ:
+        if name not in flags and not os.environ.get(variable, "-").strip():
             raise Misplaced(
                 f"{variable}: expected a value, or no such variable, found "
                 "an empty one"

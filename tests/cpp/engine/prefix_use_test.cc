@@ -310,6 +310,24 @@ TEST_F(PrefixUseTest, APromptThatPartsInTheMiddleFindsAPoint) {
   EXPECT_EQ(longer.use->PointsIn(0, 5000), (std::vector<size_t>{4096, 4864}));
 }
 
+TEST_F(PrefixUseTest, APointInTheMiddlePushesOutNothingElse) {
+  layers_ = {{LayerKind::kSliding, 2, 32, 512},
+             {LayerKind::kSliding, 2, 32, 512},
+             {LayerKind::kFull, 1, 32, 0}};
+  const size_t window = EmptyConversation(layers_, KvDtype::kBF16, 64, pool_)
+                            ->layout()
+                            .checkpoint_bytes();
+  const Ids prompt = RandomIds(3000, 1);
+  const auto points = [&](size_t windows) {
+    prefix_ = std::make_shared<PrefixCache>(windows * window);
+    const Driven one = Make(prompt);
+    one.Resume();
+    return one.use->PointsIn(0, 3000);
+  };
+  EXPECT_EQ(points(8), (std::vector<size_t>{1536, 2816}));
+  EXPECT_EQ(points(7), std::vector<size_t>{2816});
+}
+
 TEST_F(PrefixUseTest, PointsAreNearWhereTheyShareTheirBlocks) {
   const Ids prompt = RandomIds(900, 1);
   const auto points = [&] {
