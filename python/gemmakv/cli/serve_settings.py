@@ -27,7 +27,7 @@ from pydantic import (
 from gemmakv._support.sizes import parse_bytes
 from gemmakv._support.text import utf8_text
 from gemmakv.cli.arguments import MODEL_HELP
-from gemmakv.cli.failures import InputError, Misplaced, argument_of, refusal
+from gemmakv.cli.failures import Misplaced, argument_of, refusal
 from gemmakv.cli.flags import flag_of
 from gemmakv.cli.prefix_flags import DISK_HELP, REMOTE_HELP, SHARED_HELP
 from gemmakv.errors import GemmaKVError, one_line
@@ -206,8 +206,7 @@ class Places:
     @contextlib.contextmanager
     def blaming(self) -> Iterator[None]:
         """Has an error inside that begins with the name of a field begin with
-        the place of its value, if that is a variable or in the file. What a
-        model lacks, or the system refuses, stays no fault of the settings.
+        the place of its value, if that is a variable or in the file.
         """
         try:
             yield
@@ -217,8 +216,7 @@ class Places:
             if not place or name in self.flags:
                 raise
             words = one_line(error)[len(name) :]
-            outer = name == "model" or isinstance(error, OSError)
-            raise (InputError if outer else Misplaced)(place + words) from None
+            raise Misplaced(place + words) from None
 
 
 def read(flags: Mapping[str, object]) -> tuple[ServeSettings, Places]:

@@ -384,3 +384,28 @@ def test_the_message_of_a_generation(tiny: Any) -> None:
         tool_calls=[ToolCall("1", "f", {"a": 1}).to_dict()],
         extra={"reasoning": "so"},
     )
+
+
+def degrees(unit: Unit, day: Literal["today", "tomorrow"]) -> object:
+    return unit, day
+
+
+def test_a_decorator_of_another_module_keeps_the_types() -> None:
+    far: dict[str, Any] = {"__name__": "far"}
+    exec(
+        "import functools\n"
+        "def traced(function):\n"
+        "    @functools.wraps(function)\n"
+        "    def call(*given, **named):\n"
+        "        return function(*given, **named)\n"
+        "    return call\n",
+        far,
+    )
+    traced = far["traced"](degrees)
+    assert tool_schema(traced) == tool_schema(degrees)
+    assert call_function(traced, {"unit": "kelvin", "day": "today"}) == (
+        Unit.KELVIN,
+        "today",
+    )
+    part = functools.partial(traced, day="today")
+    assert call_function(part, {"unit": "celsius"}) == (Unit.CELSIUS, "today")

@@ -129,6 +129,20 @@ def test_cancelled_before_it_was_read(session: Session) -> None:
     session.send("three", max_tokens=1)
 
 
+def test_astream_prepares_nothing_on_the_loop(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def blocks(self: object, work: object) -> None:
+        raise AssertionError("it would wait on this thread")
+
+    async def run() -> str:
+        stream = await session.astream("two", max_tokens=3, **NO_END)
+        return "".join([piece.text async for piece in stream])
+
+    monkeypatch.setattr(type(requests_of(session.gemma)), "done", blocks)
+    assert asyncio.run(run()) == session.messages[-1].content
+
+
 def test_cancel_from_another_thread(session: Session) -> None:
     stream = session.stream("two", **LONG)
     shown: list[str] = []

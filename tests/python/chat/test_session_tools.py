@@ -583,3 +583,11 @@ def test_functions_in_chat(talker: Gemma) -> None:
     assert talker.count_tokens(user, tools=[rain]) == talker.count_tokens(
         user, tools=[gemmakv.tool_schema(rain)]
     )
+
+
+def test_a_message_may_be_a_model_of_pydantic(tiny: Gemma) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    said = pydantic.create_model("Said", role=(str, "user"), content=(str, ...))
+    session = Session(tiny)
+    session.send(said(content="two"), max_tokens=1)
+    assert session.messages[0] == Message("user", "two")

@@ -98,14 +98,15 @@ def test_a_switch_in_a_variable(
 GUARDS = ["api-key", "api-key-file", "prefix-cache-secret-file"]
 
 
+@pytest.mark.parametrize("value", ["", " ", "\n"])
 @pytest.mark.parametrize("key", GUARDS)
 def test_an_empty_variable_opens_no_door(
-    key: str, capsys: pytest.CaptureFixture[str],
+    key: str, value: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """KEY="$NOT_SET" was a server that asks nobody for a key."""
     variable = "GEMMAKV_" + key.upper().replace("-", "_")
-    monkeypatch.setenv(variable, "")
+    monkeypatch.setenv(variable, value)
     found = said(capsys)
     assert found.startswith(f"gemmakv: error: {variable}: "), found
     assert "empty" in found
