@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -119,7 +120,8 @@ class ChatStore:
         Raises OSError or ValueError that names the folder.
         """
         try:
-            return cls(Conversations.open(folder), weights)
+            # How long responses are kept is for their server to say.
+            return cls(Conversations.open(folder, math.inf), weights)
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise

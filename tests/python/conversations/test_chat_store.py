@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="the extra `cli`")
@@ -26,6 +27,7 @@ from gemmakv import Gemma, PrefixCache, Session
 from gemmakv.chat._session import Message
 from gemmakv.chat.store import Record, forget, from_store
 from gemmakv.conversations import (
+    KEPT,
     NoSession,
     StoreError,
     StoreFailed,
@@ -411,6 +413,29 @@ def test_a_servers_sessions_are_there(tmp_path: Path) -> None:
     assert not store.hold(second.id)
     assert store.holder(second.id) == ""
     store.close()
+    server.close()
+
+
+def test_a_chat_ends_no_response(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server had promised to keep them for longer than others do."""
+    server = Conversations.open(tmp_path, 365)
+    turn = Turn(
+        id=new_id("resp"), tenant="t", parent=None, depth=1, state=KEPT,
+        system=None, tools=[], messages=[{"role": "user", "content": "hi"}],
+        reply={"role": "assistant", "content": "HI"}, reason="stop", usage={},
+        basis="", whole=True, tokens=np.empty(0, np.int32),
+    )  # fmt: skip
+    server.turns.add(turn, None, None)
+    server.close()
+    late = _clock.uptime() + 100 * 86400
+    monkeypatch.setattr(_clock, "uptime", lambda: late)
+    store = opened(tmp_path)
+    kept_by(store, Record("main", messages=TALK))
+    store.close()
+    server = Conversations.open(tmp_path, 365)
+    assert server.turns.get("t", turn.id).id == turn.id
     server.close()
 
 
