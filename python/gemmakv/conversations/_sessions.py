@@ -111,6 +111,7 @@ class Sessions:
             if turn is not None:
                 _checked_turn(db, one, turn)
             self._leases.check_idle(db, id)
+            self._leases.end_lapsed(db, id)
             update_session(db, id, head=turn, updated=time.time())
             prune(db, one.head)
             return read_session(db, tenant, id)
