@@ -30,12 +30,14 @@ def test_a_held_session_is_nobody_elses(tmp_path: Path) -> None:
     for call in (
         lambda: other.leases.hold(id),
         lambda: other.leases.take("t", id, "me"),
+        lambda: other.sessions.rename("t", id, "two"),
         lambda: other.sessions.rewind("t", id, None),
         lambda: other.sessions.delete("t", id),
     ):
         with pytest.raises(SessionBusy) as caught:
             call()
         assert caught.value.holder == f"process {os.getpid()}"
+    assert store.sessions.get("t", id).name == "one"
     store.leases.let_go(id)
     store.leases.let_go(id)
     other.leases.hold(id)
