@@ -42,7 +42,7 @@ from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._store import Conversations
 from support.records import TALK
 from support.sessions import said
-from support.stored import stored_session, token_count
+from support.stored import stored_session, stored_sessions, token_count
 from support.waits import wait_for_child
 
 WEIGHTS = "ab" * 16
@@ -335,6 +335,32 @@ def test_deleting_can_be_undone(
     assert [one.name for one in again.listing().records] == ["two"]
     assert forget(gemma, gone, []) >= 0
     again.close()
+
+
+def test_what_has_no_model_is_in_the_trash_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could bring it back, and it was there for ever."""
+    server = Conversations.open(tmp_path)
+    ids = [server.sessions.create("", name, None).id for name in ("a", "b")]
+    server.sessions.create("", "other", None, model="cd" * 16)
+    server.close()
+    store = opened(tmp_path)
+    for id in ids:
+        assert store.hold(id)
+        store.delete(id)
+        store.release(id)
+    assert {one.id for one in store.deleted()} == {*ids}
+    found = store.undelete(ids[0])
+    assert found is not None and found.name == "a"
+    store.close()
+    late = _clock.uptime() + 31 * 86400
+    monkeypatch.setattr(_clock, "uptime", lambda: late)
+    store = opened(tmp_path)
+    store.empty_trash()
+    assert [one["name"] for one in stored_sessions(tmp_path)] == ["a", "other"]
+    assert stored_sessions(tmp_path, deleted=True) == []
+    store.close()
 
 
 def test_a_full_disk_keeps_the_trash(
