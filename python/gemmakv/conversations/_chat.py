@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -119,7 +120,8 @@ class ChatStore:
         Raises OSError or ValueError that names the folder.
         """
         try:
-            return cls(Conversations.open(folder), weights)
+            # How long responses are kept is for their server to say.
+            return cls(Conversations.open(folder, math.inf), weights)
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise
@@ -169,11 +171,7 @@ class ChatStore:
         """Those that cannot be read are left as they are."""
         listing = Listing([], [], set())
         known, self._known = self._known, {}
-        query = select_sessions(TENANT).where(
-            sa.or_(
-                sessions.c.model == self._weights, sessions.c.model.is_(None)
-            )
-        )
+        query = select_sessions(TENANT).where(self._is_ours())
         with self._database.read() as db:
             rows = db.execute(query.order_by(sessions.c.created)).mappings()
             for found in [session_of(row) for row in rows]:
@@ -389,8 +387,12 @@ class ChatStore:
             self.release(id)
 
     def _trash(self) -> Query:
-        is_ours = sessions.c.model == self._weights
-        return select_sessions(TENANT, deleted=True).where(is_ours)
+        return select_sessions(TENANT, deleted=True).where(self._is_ours())
+
+    def _is_ours(self) -> sa.ColumnElement[bool]:
+        """Those of a time that noted no model are every model's."""
+        model = sessions.c.model
+        return sa.or_(model == self._weights, model.is_(None))
 
     def empty_trash(self) -> list[KeptTokens]:
         """Deletes what was in the trash for long enough; gives the tokens of

@@ -56,7 +56,9 @@ class Leases:
             return found
 
     def renew(self, id: str, owner: str) -> None:
-        """Has a lease end LEASE_S from now."""
+        """Has a lease end LEASE_S from now, unless somebody took the session
+        meanwhile.
+        """
         with self._database.write_lease() as db:
             db.execute(
                 sa.update(sessions)
@@ -97,9 +99,14 @@ class Leases:
         """
         if id in self._held:
             return
-        with self._database.write_lease() as db:
-            self._check_lease(db, id)
-            self._held[id] = self._lock(id)
+        try:
+            with self._database.write_lease() as db:
+                self._check_lease(db, id)
+                self.end_lapsed(db, id)
+                self._held[id] = self._lock(id)
+        except StoreError:
+            self.let_go(id)
+            raise
 
     def holds(self, id: str) -> bool:
         return id in self._held
@@ -138,6 +145,16 @@ class Leases:
     def check_idle(self, db: Connection, id: str) -> None:
         """Raises SessionBusy if somebody else has the session."""
         self._check_lease(db, id)
+        self.check_not_held(id)
+
+    def end_lapsed(self, db: Connection, id: str) -> None:
+        """Has the turn of a lease that is over, and still runs, not end in
+        the session any more. Requires: nobody else has the session.
+        """
+        self._free(db, sessions.c.id == id, sessions.c.lease.is_not(None))
+
+    def check_not_held(self, id: str) -> None:
+        """Raises SessionBusy if a chat elsewhere has the session."""
         if id not in self._held and (holder := self.holder(id)):
             raise busy(id, f"{holder} has it open", holder)
 

@@ -77,9 +77,10 @@ class Sessions:
             return branches(found, _lines(db, found)), more
 
     def rename(self, tenant: str, id: str, name: str | None) -> SessionInfo:
-        """Raises NoSession."""
+        """Also while a turn runs. Raises NoSession, SessionBusy."""
         with self._database.write() as db:
             read_session(db, tenant, id)
+            self._leases.check_not_held(id)
             update_session(db, id, name=name, updated=time.time())
             return read_session(db, tenant, id)
 
@@ -111,6 +112,7 @@ class Sessions:
             if turn is not None:
                 _checked_turn(db, one, turn)
             self._leases.check_idle(db, id)
+            self._leases.end_lapsed(db, id)
             update_session(db, id, head=turn, updated=time.time())
             prune(db, one.head)
             return read_session(db, tenant, id)

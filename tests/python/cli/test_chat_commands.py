@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
@@ -27,9 +28,11 @@ from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.settings import SETTINGS, show
 from gemmakv.cli.chat.view import PipeView, TerminalView, summary
 from gemmakv.cli.chat.wrap import WordWrap
+from gemmakv.conversations import Turn, new_id
 from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._store import Conversations
 from support.bad_files import assert_says
+from support.stored import stored_sessions
 
 
 def store_of(gemma: gemmakv.Gemma, folder: Path) -> ChatStore:
@@ -320,6 +323,49 @@ def test_a_session_in_which_a_server_runs_a_turn(
     assert "close it" not in str(caught.value)
     server.leases.release(record.id, "me")
     assert "trip" in run(chat, "/switch trip")
+    server.close()
+    chat.close()
+
+
+@pytest.mark.parametrize("how", ["deleted", "in the trash", "with tools"])
+def test_a_session_that_is_none_for_chats_any_more(
+    talker: gemmakv.Gemma, tmp_path: Path, how: str
+) -> None:
+    """What a server had said there was lost, or no save succeeded."""
+    store, other = (store_of(talker, tmp_path) for _ in range(2))
+    record = Record("trip")
+    assert other.hold(record.id)
+    other.write_record(record)
+    chat = Chat(talker, FakeView(), Defaults(), store)
+    chat.open("main")
+    [entry] = [one for one in chat.book.entries if one.name == "trip"]
+    if how == "in the trash":
+        other.delete(record.id)
+    other.close()
+    server = Conversations.open(tmp_path)
+    if how == "deleted":
+        server.sessions.delete("", record.id)
+    elif how == "with tools":
+        server.leases.take("", record.id, "me")
+        call = {"id": "a", "type": "function",
+                "function": {"name": "f", "arguments": "{}"}}  # fmt: skip
+        turn = Turn(
+            id=new_id("resp"), tenant="", parent=None, depth=1, system=None,
+            tools=[], messages=[{"role": "user", "content": "hi"}],
+            reply={"role": "assistant", "tool_calls": [call]}, reason="stop",
+            usage={}, basis="", whole=True, tokens=np.empty(0, np.int32),
+        )  # fmt: skip
+        server.turns.add(turn, record.id, "me")
+    before = stored_sessions(tmp_path), stored_sessions(tmp_path, deleted=True)
+    assert not chat.may_open(entry)
+    with pytest.raises(ValueError, match="trip was deleted elsewhere, or"):
+        chat.session(entry)
+    assert not entry.held and not store.holder(record.id)
+    assert before == (
+        stored_sessions(tmp_path), stored_sessions(tmp_path, deleted=True)
+    )  # fmt: skip
+    chat.refresh()
+    assert [one.name for one in chat.book.entries] == ["main"]
     server.close()
     chat.close()
 

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="the extra `cli`")
@@ -26,6 +27,7 @@ from gemmakv import Gemma, PrefixCache, Session
 from gemmakv.chat._session import Message
 from gemmakv.chat.store import Record, forget, from_store
 from gemmakv.conversations import (
+    KEPT,
     NoSession,
     StoreError,
     StoreFailed,
@@ -40,7 +42,7 @@ from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._store import Conversations
 from support.records import TALK
 from support.sessions import said
-from support.stored import stored_session, token_count
+from support.stored import stored_session, stored_sessions, token_count
 from support.waits import wait_for_child
 
 WEIGHTS = "ab" * 16
@@ -335,6 +337,32 @@ def test_deleting_can_be_undone(
     again.close()
 
 
+def test_what_has_no_model_is_in_the_trash_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could bring it back, and it was there for ever."""
+    server = Conversations.open(tmp_path)
+    ids = [server.sessions.create("", name, None).id for name in ("a", "b")]
+    server.sessions.create("", "other", None, model="cd" * 16)
+    server.close()
+    store = opened(tmp_path)
+    for id in ids:
+        assert store.hold(id)
+        store.delete(id)
+        store.release(id)
+    assert {one.id for one in store.deleted()} == {*ids}
+    found = store.undelete(ids[0])
+    assert found is not None and found.name == "a"
+    store.close()
+    late = _clock.uptime() + 31 * 86400
+    monkeypatch.setattr(_clock, "uptime", lambda: late)
+    store = opened(tmp_path)
+    store.empty_trash()
+    assert [one["name"] for one in stored_sessions(tmp_path)] == ["a", "other"]
+    assert stored_sessions(tmp_path, deleted=True) == []
+    store.close()
+
+
 def test_a_full_disk_keeps_the_trash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +439,29 @@ def test_a_servers_sessions_are_there(tmp_path: Path) -> None:
     assert not store.hold(second.id)
     assert store.holder(second.id) == ""
     store.close()
+    server.close()
+
+
+def test_a_chat_ends_no_response(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server had promised to keep them for longer than others do."""
+    server = Conversations.open(tmp_path, 365)
+    turn = Turn(
+        id=new_id("resp"), tenant="t", parent=None, depth=1, state=KEPT,
+        system=None, tools=[], messages=[{"role": "user", "content": "hi"}],
+        reply={"role": "assistant", "content": "HI"}, reason="stop", usage={},
+        basis="", whole=True, tokens=np.empty(0, np.int32),
+    )  # fmt: skip
+    server.turns.add(turn, None, None)
+    server.close()
+    late = _clock.uptime() + 100 * 86400
+    monkeypatch.setattr(_clock, "uptime", lambda: late)
+    store = opened(tmp_path)
+    kept_by(store, Record("main", messages=TALK))
+    store.close()
+    server = Conversations.open(tmp_path, 365)
+    assert server.turns.get("t", turn.id).id == turn.id
     server.close()
 
 

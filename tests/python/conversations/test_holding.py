@@ -6,11 +6,19 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="the extra `server`")
 
-from gemmakv.conversations import NoSession, SessionBusy
+from gemmakv.conversations import (
+    LEASE_S,
+    NoSession,
+    SessionBusy,
+    Turn,
+    _clock,
+    new_id,
+)
 from gemmakv.conversations._store import Conversations
 
 
@@ -22,12 +30,14 @@ def test_a_held_session_is_nobody_elses(tmp_path: Path) -> None:
     for call in (
         lambda: other.leases.hold(id),
         lambda: other.leases.take("t", id, "me"),
+        lambda: other.sessions.rename("t", id, "two"),
         lambda: other.sessions.rewind("t", id, None),
         lambda: other.sessions.delete("t", id),
     ):
         with pytest.raises(SessionBusy) as caught:
             call()
         assert caught.value.holder == f"process {os.getpid()}"
+    assert store.sessions.get("t", id).name == "one"
     store.leases.let_go(id)
     store.leases.let_go(id)
     other.leases.hold(id)
@@ -51,6 +61,55 @@ def test_a_request_keeps_it_from_a_chat(tmp_path: Path) -> None:
     store.leases.release(id, "me")
     store.leases.hold(id)
     store.close()
+
+
+@pytest.mark.parametrize("taker", ["a chat", "a chat that ended", "a rewind"])
+def test_a_turn_whose_session_was_taken_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taker: str
+) -> None:
+    """It had moved the head under a chat: what was said there was lost."""
+    store, other = (Conversations.open(tmp_path) for _ in range(2))
+    id = store.sessions.create("t", None, None).id
+    uptime = _clock.uptime()
+    monkeypatch.setattr(_clock, "uptime", lambda: uptime)
+    store.leases.take("t", id, "slow")
+    uptime += LEASE_S + 1
+    if taker == "a rewind":
+        other.sessions.rewind("t", id, None)
+    else:
+        other.leases.hold(id)
+    store.leases.renew(id, "slow")
+    if taker == "a chat that ended":
+        other.leases.let_go(id)
+    turn = Turn(
+        id=new_id("resp"), tenant="t", parent=None, depth=1, system=None,
+        tools=[], messages=[], reply={}, reason="stop", usage={}, basis="",
+        whole=True, tokens=np.empty(0, np.int32),
+    )  # fmt: skip
+    with pytest.raises(SessionBusy, match="took over"):
+        store.turns.add(turn, id, "slow")
+    assert store.sessions.get("t", id).head is None
+    other.leases.let_go(id)
+    store.leases.take("t", id, "next")  # nothing was left by the slow one
+    store.close()
+    other.close()
+
+
+def test_a_lease_that_nobody_took_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = (Conversations.open(tmp_path) for _ in range(2))
+    id = store.sessions.create("t", None, None).id
+    uptime = _clock.uptime()
+    monkeypatch.setattr(_clock, "uptime", lambda: uptime)
+    store.leases.take("t", id, "slow")
+    uptime += LEASE_S + 1
+    store.leases.renew(id, "slow")
+    with pytest.raises(SessionBusy):
+        other.leases.hold(id)
+    assert not other.leases.holds(id)
+    store.close()
+    other.close()
 
 
 def test_what_a_killed_process_held_is_free_at_once(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ class Chat:
 
     def _hold(self, entry: Entry) -> None:
         """Makes the entry this chat's, as it is now. Raises ValueError if it
-        is open in another chat.
+        is open in another chat, or there is none any more that is for chats.
         """
         store = self.store
         if store is None or not store.writable or entry.held:
@@ -202,10 +202,20 @@ class Chat:
                 "close it there first"
             )
         entry.held = True
-        record = store.read_record(entry.id)
+        try:
+            record = store.read_record(entry.id)
+        except BaseException:
+            self._release(entry)
+            raise
         if record is not None:
             record.name = entry.name
             entry.record = record
+        elif entry.session is None:  # one that is new has its session
+            self._release(entry)
+            raise ValueError(
+                f"{entry.name} was deleted elsewhere, or a server goes on "
+                "with it in ways that a chat has not; /list shows what is there"
+            )
 
     def refresh(self) -> None:
         """Takes in what other chats have made, changed or deleted."""
