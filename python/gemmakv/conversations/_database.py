@@ -123,11 +123,13 @@ class Database:
             "sqlite://", creator=lambda: self.driver, poolclass=StaticPool
         )
         event.listen(self.engine, "begin", _begin)
-        if self.read_only:
-            with self.read() as db:
+        with self.read() as db:
+            # What is refused is left as it is, its journal too.
+            if self.read_only or not _is_new(db):
                 self._check_schema(db)
+            if self.read_only:
                 self._read_facts(db)
-            return
+                return
         if self._path and is_on_network(self._path):
             # A log is for processes that share memory.
             self.driver.execute("PRAGMA journal_mode = TRUNCATE")
