@@ -541,6 +541,58 @@ def test_what_is_on_a_full_disk_can_be_read(
     again.close()
 
 
+def no_room(folder: str, path: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_others_write_what_can_only_be_read_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk was full for a while: what was read then is of one moment."""
+    store = opened(tmp_path)
+    records = [Record(str(i), messages=TALK * 5) for i in range(30)]
+    kept_by(store, *records)
+    store.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(_database, "_make_private", no_room)
+        reader = opened(tmp_path)
+    assert not reader.writable and reader.current_id is None
+    store = opened(tmp_path)
+    for record in records:
+        assert store.hold(record.id)
+        store.write_record(Record("new", id=record.id, messages=TALK[:2]))
+    kept_by(store, *(Record(f"more{i}", system="x" * 5000) for i in range(9)))
+    store.close()
+    assert reader.listing().records == records
+    reader.close()
+
+
+def test_what_is_written_while_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(tmp_path).close()
+    record = Record("main", messages=TALK)
+    real, made = _database._copy_of, _database._make_private
+    copies = []
+
+    def copy_of(name: str) -> sqlite3.Connection:
+        copies.append(name)
+        found = real(name)
+        if len(copies) == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(_database, "_make_private", made)
+                store = opened(tmp_path)
+            kept_by(store, record)
+            store.close()
+        return found
+
+    monkeypatch.setattr(_database, "_make_private", no_room)
+    monkeypatch.setattr(_database, "_copy_of", copy_of)
+    reader = opened(tmp_path)
+    assert reader.listing().records == [record] and len(copies) == 2
+    reader.close()
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_a_read_only_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
