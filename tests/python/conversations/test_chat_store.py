@@ -361,6 +361,27 @@ def test_a_full_disk_keeps_the_trash(
     store.close()
 
 
+def test_keys_of_what_is_deleted_elsewhere_go(tmp_path: Path) -> None:
+    store, other = opened(tmp_path), opened(tmp_path, "cd" * 16)
+    kept, put_away, gone = (Record(name) for name in ("a", "b", "c"))
+    another = Record("d")
+    kept_by(store, kept, put_away, gone)
+    kept_by(other, another)
+    records = [kept, put_away, gone, another]
+    for record in records:
+        store.write_session(record.id, writes(b"kv"))
+    store.delete(put_away.id)
+    store.close()
+    other.close()
+    server = Conversations.open(tmp_path)
+    server.sessions.delete("", gone.id)
+    server.close()
+    store = opened(tmp_path)
+    found = [file_of(store, record.id) for record in records]
+    assert found == [b"kv", b"kv", None, b"kv"]
+    store.close()
+
+
 # A server's.
 
 
