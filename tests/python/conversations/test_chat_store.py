@@ -571,7 +571,7 @@ def test_others_write_what_can_only_be_read_here(
 ) -> None:
     """A disk was full for a while: what was read then is of one moment."""
     store = opened(tmp_path)
-    records = [Record(str(i), messages=TALK * 5) for i in range(30)]
+    records = [Record(str(i), messages=TALK * 2) for i in range(12)]
     kept_by(store, *records)
     store.close()
     with monkeypatch.context() as patch:
