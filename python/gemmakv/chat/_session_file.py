@@ -190,12 +190,21 @@ def kept_tokens(file: BinaryIO) -> KeptTokens | None:
     """Reads them from a session file; gives None for one that has keys and
     values, or is none. Raises CorruptFile, MismatchError.
     """
+    state = kept_state(file)
+    return None if state is None else state.kept
+
+
+def kept_state(file: BinaryIO) -> SessionState | None:
+    """Reads all of a session file with tokens, and the head of any other, for
+    which it gives None. Raises CorruptFile, MismatchError.
+    """
     head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or _HEADER.unpack(head)[1] != TOKEN_VERSION:
         return None
-    text, part = split(memoryview(head + file.read(_size(head))))
+    _size(head)
+    text, part = split(memoryview(head + file.read()))
     assert isinstance(part, TokenPart)
-    return SessionState(text, part).kept
+    return SessionState(text, part)
 
 
 def read(path_or_file: PathOrFile) -> bytes:

@@ -32,7 +32,7 @@ from gemmakv.chat._session_file import KeptTokens, SessionState
 from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
 from gemmakv.chat.store._records import copy_of, options_of
 from gemmakv.conversations._database import FILE, Database, fact, set_fact
-from gemmakv.conversations._errors import SessionBusy, StoreFailed
+from gemmakv.conversations._errors import SessionBusy, StoreError, StoreFailed
 from gemmakv.conversations._said import (
     Line,
     Said,
@@ -121,7 +121,9 @@ class ChatStore:
         """
         try:
             # How long responses are kept is for their server to say.
-            return cls(Conversations.open(folder, math.inf), weights)
+            store = cls(Conversations.open(folder, math.inf), weights)
+            store._sweep_keys()
+            return store
         except OSError as error:
             if error.errno not in _READ_ONLY:
                 raise
@@ -301,6 +303,21 @@ class ChatStore:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
+    def _sweep_keys(self) -> None:
+        """Removes files of keys and values that no session has any more: a
+        server deletes sessions, and leaves these. Whatever writes one has
+        stored its session before.
+        """
+        with contextlib.suppress(OSError, StoreError):  # a later start does it
+            files = list(Path(self.where, "keys").glob("*.session"))
+            if not files:
+                return
+            with self._database.read() as db:
+                known = set(db.execute(sa.select(sessions.c.id)).scalars())
+            for file in files:
+                if file.stem not in known:
+                    file.unlink(missing_ok=True)
+
     def _key_path(self, id: str) -> Path | None:
         """Gives the file of a session's keys and values, which need not be
         there.
@@ -319,9 +336,6 @@ class ChatStore:
         """Takes in sessions, parents before forks, that are not here yet: all
         of them, or none. `current`: the one that was opened last.
         """
-        for one in found:
-            if one.keys is not None:
-                self._link_keys(one.record.id, one.keys)
         with self._database.write() as db:
             for one in found:
                 id = one.record.id
@@ -332,6 +346,9 @@ class ChatStore:
                     self._put_away(db, id, one.deleted)
             if current is not None and fact(db, self._current) is None:
                 set_fact(db, self._current, current.encode())
+        for one in found:
+            if one.keys is not None:
+                self._link_keys(one.record.id, one.keys)
 
     def _link_keys(self, id: str, file: Path) -> None:
         """Has a file be that of the session's keys and values, too."""

@@ -123,11 +123,13 @@ class Database:
             "sqlite://", creator=lambda: self.driver, poolclass=StaticPool
         )
         event.listen(self.engine, "begin", _begin)
-        if self.read_only:
-            with self.read() as db:
+        with self.read() as db:
+            # What is refused is left as it is, its journal too.
+            if self.read_only or not _is_new(db):
                 self._check_schema(db)
+            if self.read_only:
                 self._read_facts(db)
-            return
+                return
         if self._path and is_on_network(self._path):
             # A log is for processes that share memory.
             self.driver.execute("PRAGMA journal_mode = TRUNCATE")
@@ -293,20 +295,60 @@ def _begin(db: Connection) -> None:
 
 
 def _connect(path: str, read_only: bool) -> sqlite3.Connection:
-    name = path or ":memory:"
-    if read_only:
-        name = f"{Path(path).absolute().as_uri()}?mode=ro"
-        log = f"{path}-wal"
-        if not os.path.exists(log) or not os.path.getsize(log):
-            # A log cannot be made there, and what is no log holds nothing.
-            name += "&immutable=1"
+    return _read_only(path) if read_only else _driver(path or ":memory:")
+
+
+def _driver(name: str, uri: bool = False) -> sqlite3.Connection:
     return sqlite3.connect(
         name,
         timeout=BUSY_S,
         isolation_level=None,
         check_same_thread=False,
-        uri=read_only,
+        uri=uri,
     )
+
+
+def _read_only(path: str) -> sqlite3.Connection:
+    """Opens a database where nothing can be made, which others may write all
+    the same. What SQLite needs to read one beside them cannot be made there
+    either: unless they have made it, this is a copy in memory.
+    """
+    name = f"{Path(path).absolute().as_uri()}?mode=ro"
+    while not _has_journal(path):
+        before = _version_of(path)
+        copy = _copy_of(f"{name}&immutable=1")
+        if not _has_journal(path) and _version_of(path) == before:
+            return copy
+        copy.close()  # somebody wrote meanwhile
+    return _driver(name, uri=True)
+
+
+def _copy_of(name: str) -> sqlite3.Connection:
+    copy = _driver(":memory:")
+    source = _driver(name, uri=True)
+    try:
+        source.backup(copy)
+        copy.execute("PRAGMA query_only = ON")
+    except BaseException:
+        copy.close()
+        raise
+    finally:
+        source.close()
+    return copy
+
+
+def _has_journal(path: str) -> bool:
+    """Says whether a part of the database may be in another file."""
+    for journal in f"{path}-wal", f"{path}-journal":
+        with contextlib.suppress(OSError):
+            if os.path.getsize(journal):
+                return True
+    return False
+
+
+def _version_of(path: str) -> tuple[int, ...]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _keep_a_log(db: sqlite3.Connection) -> None:

@@ -93,13 +93,15 @@ def _records(folder: Path, new: Path, lines: list[str]) -> Iterator[Taken]:
 def _taken(record: Record, file: Path, deleted: float | None) -> Taken:
     """Gives a record with what its session file holds."""
     try:
-        text, part = session_file.split(memoryview(file.read_bytes()))
+        with open(file, "rb") as opened:
+            state = session_file.kept_state(opened)
     except OSError:
         return Taken(record, deleted)
     except GemmaKVError:  # whoever opens it says what is wrong with it
         return Taken(record, deleted, keys=file)
-    if not isinstance(part, TokenPart):
+    if state is None:
         return Taken(record, deleted, keys=file)
+    text, part = state
     # The record may be newer than the file.
     same = common_turns(text.messages, record.messages)
     ends = [*text.ends, *[None] * record.turns][:same]

@@ -20,6 +20,7 @@ from rich.console import Console
 import gemmakv
 from gemmakv.chat.store import Record
 from gemmakv.cli.chat import commands, table
+from gemmakv.cli.chat.actions import Leave
 from gemmakv.cli.chat.arguments import Kind
 from gemmakv.cli.chat.book import Book, Entry
 from gemmakv.cli.chat.chat import Chat, Defaults
@@ -28,7 +29,7 @@ from gemmakv.cli.chat.reply import reply
 from gemmakv.cli.chat.settings import SETTINGS, show
 from gemmakv.cli.chat.view import PipeView, TerminalView, summary
 from gemmakv.cli.chat.wrap import WordWrap
-from gemmakv.conversations import Turn, new_id
+from gemmakv.conversations import StoreFailed, Turn, new_id
 from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._store import Conversations
 from support.bad_files import assert_says
@@ -367,6 +368,52 @@ def test_a_session_that_is_none_for_chats_any_more(
     chat.refresh()
     assert [one.name for one in chat.book.entries] == ["main"]
     server.close()
+    chat.close()
+
+
+def test_a_store_that_cannot_be_read_stops_no_command(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    folder = tmp_path / "store"
+    chat = Chat(talker, FakeView(), Defaults(), store_of(talker, folder))
+    chat.open(None)
+    folder.rename(tmp_path / "moved")
+    run(chat, f"/save {tmp_path / 'saved'}", "/help")
+    assert (tmp_path / "saved").stat().st_size
+    said = [one for one in chat.view.lines if "cannot be read" in one]
+    assert len(said) == 1 and str(folder) in said[0]
+    with pytest.raises(Leave):
+        run(chat, "/exit")
+    (tmp_path / "moved").rename(folder)
+    run(chat, "/new")
+    folder.rename(tmp_path / "moved")
+    run(chat, "/help")
+    said = [one for one in chat.view.lines if "cannot be read" in one]
+    assert len(said) == 2
+    (tmp_path / "moved").rename(folder)
+    chat.close()
+
+
+def test_a_store_that_fails_after_a_save_is_said(
+    talker_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = gemmakv.PrefixCache("64MiB", disk=tmp_path / "prefix")
+    gemma = gemmakv.Gemma.load(talker_path, prefix_cache=prefix)
+    defaults = Defaults(options={"max_tokens": 4})
+    store = store_of(gemma, tmp_path / "store")
+    chat = Chat(gemma, FakeView(), defaults, store)
+    chat.open(None)
+    run(chat, "one and much more of it, which is taken back")
+
+    def fails() -> None:
+        raise StoreFailed("sessions: disk I/O error")
+
+    monkeypatch.setattr(store, "listing", fails)
+    entry = chat.book.current
+    chat.session(entry).undo(1)
+    chat.save(entry)
+    assert "disk I/O error" in chat.view.lines[-1]
+    assert store.read_record(entry.id).messages == []
     chat.close()
 
 

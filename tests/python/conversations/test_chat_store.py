@@ -389,6 +389,27 @@ def test_a_full_disk_keeps_the_trash(
     store.close()
 
 
+def test_keys_of_what_is_deleted_elsewhere_go(tmp_path: Path) -> None:
+    store, other = opened(tmp_path), opened(tmp_path, "cd" * 16)
+    kept, put_away, gone = (Record(name) for name in ("a", "b", "c"))
+    another = Record("d")
+    kept_by(store, kept, put_away, gone)
+    kept_by(other, another)
+    records = [kept, put_away, gone, another]
+    for record in records:
+        store.write_session(record.id, writes(b"kv"))
+    store.delete(put_away.id)
+    store.close()
+    other.close()
+    server = Conversations.open(tmp_path)
+    server.sessions.delete("", gone.id)
+    server.close()
+    store = opened(tmp_path)
+    found = [file_of(store, record.id) for record in records]
+    assert found == [b"kv", b"kv", None, b"kv"]
+    store.close()
+
+
 # A server's.
 
 
@@ -590,6 +611,58 @@ def test_what_is_on_a_full_disk_can_be_read(
     again = opened(tmp_path)
     assert again.writable and again.listing().records == [record]
     again.close()
+
+
+def no_room(folder: str, path: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_others_write_what_can_only_be_read_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk was full for a while: what was read then is of one moment."""
+    store = opened(tmp_path)
+    records = [Record(str(i), messages=TALK * 2) for i in range(12)]
+    kept_by(store, *records)
+    store.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(_database, "_make_private", no_room)
+        reader = opened(tmp_path)
+    assert not reader.writable and reader.current_id is None
+    store = opened(tmp_path)
+    for record in records:
+        assert store.hold(record.id)
+        store.write_record(Record("new", id=record.id, messages=TALK[:2]))
+    kept_by(store, *(Record(f"more{i}", system="x" * 5000) for i in range(9)))
+    store.close()
+    assert reader.listing().records == records
+    reader.close()
+
+
+def test_what_is_written_while_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(tmp_path).close()
+    record = Record("main", messages=TALK)
+    real, made = _database._copy_of, _database._make_private
+    copies = []
+
+    def copy_of(name: str) -> sqlite3.Connection:
+        copies.append(name)
+        found = real(name)
+        if len(copies) == 1:
+            with monkeypatch.context() as patch:
+                patch.setattr(_database, "_make_private", made)
+                store = opened(tmp_path)
+            kept_by(store, record)
+            store.close()
+        return found
+
+    monkeypatch.setattr(_database, "_make_private", no_room)
+    monkeypatch.setattr(_database, "_copy_of", copy_of)
+    reader = opened(tmp_path)
+    assert reader.listing().records == [record] and len(copies) == 2
+    reader.close()
 
 
 @pytest.mark.parametrize("there", [False, True])

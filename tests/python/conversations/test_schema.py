@@ -161,6 +161,24 @@ def test_a_newer_database_is_left_alone(tmp_path: Path, newer: str) -> None:
     assert (tmp_path / FILE).read_bytes() == before
 
 
+@pytest.mark.parametrize("version", ["another's", "newer"])
+def test_what_is_refused_keeps_its_journal(
+    tmp_path: Path, version: str
+) -> None:
+    make_first(tmp_path)
+    with sqlite3.connect(tmp_path / FILE) as db:
+        if version == "newer":
+            db.execute("PRAGMA user_version = 99")
+        else:
+            db.execute("PRAGMA application_id = 99")
+    db.close()
+    before = (tmp_path / FILE).read_bytes()
+    with pytest.raises(ValueError, match=version):
+        Conversations.open(tmp_path)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == [FILE]
+
+
 def test_a_response_expires_by_an_index(tmp_path: Path) -> None:
     """Otherwise each turn would read all turns that there ever were."""
     store = Conversations.open(tmp_path)

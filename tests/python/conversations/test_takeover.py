@@ -138,6 +138,29 @@ def test_tokens_and_trash(gemma: Gemma, tmp_path: Path) -> None:
     store.close()
 
 
+def test_of_keys_and_values_only_the_head_is_read(
+    talker: Gemma, tmp_path: Path
+) -> None:
+    """The file is larger than any memory, with nothing in it."""
+    old = tmp_path / "old"
+    folder = FolderStore(old)
+    record = kept_by(folder, Record("main", messages=TALK))
+    assert folder.hold(record.id)
+    data = Session(talker).to_bytes()
+    folder.write_session(record.id, lambda file: file.write(data))
+    folder.close()
+    os.truncate(old / f"{record.id}.session", 1 << 42)
+    store = opened(tmp_path / "new")
+    assert take_over(old, store) == []
+    assert store.listing().records == [record]
+    file = store.open_session(record.id)
+    assert file is not None
+    with file:
+        assert file.read(len(data)) == data
+        assert os.fstat(file.fileno()).st_size == 1 << 42
+    store.close()
+
+
 def test_what_cannot_be_read_is_left_there(tmp_path: Path) -> None:
     old = tmp_path / "old"
     folder = FolderStore(old)

@@ -14,6 +14,7 @@ from gemmakv.chat._session_file import KeptTokens
 from gemmakv.chat._templates import knows_thinking
 from gemmakv.chat._transcript import common_exact
 from gemmakv.chat.store import (
+    Listing,
     Record,
     Saver,
     forget,
@@ -76,6 +77,7 @@ class Chat:
         self._saver: Saver | None = None
         # Why the records of these sessions are not on disk.
         self.unsaved: dict[str, str] = {}
+        self._unread = ""  # why what is stored could not be read
         self.book = Book()
         if store is not None:
             listing = store.listing()
@@ -219,10 +221,28 @@ class Chat:
 
     def refresh(self) -> None:
         """Takes in what other chats have made, changed or deleted."""
+        listing = self._listing()
+        if listing is not None:
+            self.book.update(listing.records, listing.taken)
+
+    def _listing(self) -> Listing | None:
+        """Reads what is stored; gives None where it cannot be read, which is
+        said once.
+        """
         if self.store is None:
-            return
-        listing = self.store.listing()
-        self.book.update(listing.records, listing.taken)
+            return None
+        try:
+            listing = self.store.listing()
+        except _UNSAVED as error:
+            if self._unread != str(error):
+                self._unread = str(error)
+                self.view.error(
+                    f"the stored sessions cannot be read: {describe(error)}; "
+                    "the chat continues, /save PATH keeps the session elsewhere"
+                )
+            return None
+        self._unread = ""
+        return listing
 
     def select(self, entry: Entry) -> None:
         self.book.select(entry)
@@ -273,10 +293,10 @@ class Chat:
 
     def _forget_keys(self, gone: KeptTokens) -> None:
         """Removes keys and values that no session here uses any more."""
-        if self.store is None:
+        listing = self._listing()
+        if listing is None:  # nobody can tell what others use
             return
-        records = self.store.listing().records
-        others = [self._kept_tokens(record.id) for record in records]
+        others = [self._kept_tokens(record.id) for record in listing.records]
         others += [entry.kept for entry in self.book.entries]
         forget(self.gemma, gone, filter(None, others))
 
@@ -397,7 +417,8 @@ class Chat:
                 return True
             stored = None
             if self.store is not None:
-                stored = self.store.read_record(entry.id)
+                with contextlib.suppress(*_UNSAVED):
+                    stored = self.store.read_record(entry.id)
             return stored is not None and (
                 stored.messages == entry.record.messages
             )
