@@ -57,6 +57,11 @@ function(gkv_matmul_types)
   list(JOIN kernels "; " kernels)
   file(CONFIGURE OUTPUT "${unit}" CONTENT
     "#define GKV_MATMUL_KERNELS ${kernels}\n#include \"ops/matmul_type.cc\"\n")
+  if(GEMMAKV_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Calls instead of code at each access: it compiles in a third of the time.
+    set_source_files_properties("${unit}" PROPERTIES COMPILE_OPTIONS
+      "--param;asan-instrumentation-with-call-threshold=0")
+  endif()
   target_sources(gkv_ops PRIVATE "${unit}")
 endfunction()
 

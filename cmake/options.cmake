@@ -31,10 +31,6 @@ if(GEMMAKV_SANITIZE)
   add_compile_options(-fsanitize=${GEMMAKV_SANITIZE} -fno-omit-frame-pointer
     -fno-sanitize=pointer-overflow,null,object-size -fno-sanitize-recover=all)
   add_link_options(-fsanitize=${GEMMAKV_SANITIZE})
-  if(GEMMAKV_SANITIZE MATCHES "address" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # Calls instead of code at each access: kernels compile in a third of the time.
-    add_compile_options(--param asan-instrumentation-with-call-threshold=0)
-  endif()
 endif()
 
 if(NOT TARGET Threads::Threads)
