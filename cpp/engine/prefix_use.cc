@@ -208,7 +208,7 @@ void PrefixUse::Publish(std::span<const Checkpoint> points,
   // The content is right at the end of a warm-up.
   const bool warm = next == warm_end_ && access_.writes();
   if (!points.empty() || warm) {
-    access_.view->Publish(cache(), points, warm, {&ram_point_, 1});
+    access_.view->Publish(cache(), points, warm, ram_point_);
   }
   if (!lead_) return;
   const size_t before = std::exchange(lead_->reached, next);

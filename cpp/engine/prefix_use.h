@@ -129,8 +129,8 @@ class PrefixUse {
   bool resumed_ = false;
   std::shared_ptr<Lead> lead_;  // null: nobody can follow
   std::vector<size_t> points_;  // of the prompt, ascending
-  // That of the points which RAM alone keeps, for nobody asks the tiers below it
-  // for it; 0: there is none.
+  // The point that RAM alone keeps, since nobody asks other tiers for it; 0:
+  // there is none.
   size_t ram_point_ = 0;
   bool takes_points_ = true;
   size_t warm_end_ = 0;

@@ -59,7 +59,7 @@ using VI16 = hn::Vec<DI16>;
 template <class Dot, class Source>
 inline constexpr bool kWidened = Dot::kPairs && Source::kLevels.bits == 8;
 template <class Dot, class Source>
-inline constexpr bool kAddsPairs = Dot::kPairs && Source::kLevels.bits != 8;
+inline constexpr bool kAddsPairs = Dot::kPairs && !kWidened<Dot, Source>;
 
 // All that a block's products need of a tile's rows, side by side: rows far
 // apart would share sets of L1 (6,144 columns: 1.3 times the time of 8 rows),
@@ -80,7 +80,7 @@ struct RowBlock {
       values[kTileHeight];
 };
 
-// What Dot reads for weights of Source.
+// Rows as Dot reads them for weights of Source.
 template <class Dot, class Source>
 using RowBlockOf = RowBlock<Source::kLevels.parts, kWidened<Dot, Source>>;
 

@@ -141,7 +141,7 @@ void Stream(const StreamColumn (&columns)[kWideColumns],
   float* planes = own;
   if constexpr (kKeep) planes = panel->planes;
   const DF32 df;
-  // Of more rows than a tile has, the others are a second one.
+  // Rows beyond the first tile are a second one.
   constexpr size_t kFirst = kRows > kTileHeight ? kRows / 2 : kRows;
   constexpr size_t kOthers = kRows - kFirst;
   VF32 acc[kCols][kFirst];

@@ -369,7 +369,7 @@ PrefixMiss PrefixView::MissOf(const PrefixOffer& offer, size_t limit) {
 
 void PrefixView::Publish(const Conversation& cache,
                          std::span<const Checkpoint> points, bool at_end,
-                         std::span<const size_t> ram_only) const noexcept {
+                         size_t ram_only) const noexcept {
   try {
     TakeIn(cache, points, at_end, ram_only, nullptr);
   } catch (const std::bad_alloc&) {
@@ -379,7 +379,7 @@ void PrefixView::Publish(const Conversation& cache,
 
 uint64_t PrefixView::Pin(const Conversation& cache) const {
   uint64_t pin = 0;
-  TakeIn(cache, {}, true, {}, &pin);
+  TakeIn(cache, {}, true, 0, &pin);
   if (pin == 0) {
     throw Mismatch(
         "pin: the conversation was computed with other weights or kernels, "
@@ -390,8 +390,7 @@ uint64_t PrefixView::Pin(const Conversation& cache) const {
 
 void PrefixView::TakeIn(const Conversation& cache,
                         std::span<const Checkpoint> points, bool at_end,
-                        std::span<const size_t> ram_only,
-                        uint64_t* pin) const {
+                        size_t ram_only, uint64_t* pin) const {
   const KvContent content = cache.Export();
   if (content.fingerprint != id_.fingerprint) return;
   std::vector<Checkpoint> all(points.begin(), points.end());
@@ -409,8 +408,7 @@ void PrefixView::TakeIn(const Conversation& cache,
                           seconds_per_token_, writer ? &news : nullptr, pin);
   if (writer == nullptr) return;
   std::erase_if(news.points, [&](const PrefixEntry& point) {
-    return std::find(ram_only.begin(), ram_only.end(), point.end) !=
-           ram_only.end();
+    return point.end == ram_only;
   });
   try {
     writer->Write(

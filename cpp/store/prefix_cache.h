@@ -196,11 +196,10 @@ class PrefixView {
 
   // Puts into the index what `cache` has computed, and the points that Commit
   // returned; with `at_end`, also a point at its end. The tiers below RAM do not
-  // get points at the positions `ram_only`. Without memory, puts nothing or a
+  // get a point at the position `ram_only`. Without memory, puts nothing or a
   // part.
   void Publish(const Conversation& cache, std::span<const Checkpoint> points,
-               bool at_end,
-               std::span<const size_t> ram_only = {}) const noexcept;
+               bool at_end, size_t ram_only = 0) const noexcept;
   // Puts into the index all that `cache` has computed, and keeps it until Unpin
   // of the number that it returns. Throws Mismatch if it was computed by
   // another arithmetic; see PrefixIndex::Publish.
@@ -230,8 +229,7 @@ class PrefixView {
  private:
   Address Root(const KvLayout& layout) const { return id_.Root(layout); }
   void TakeIn(const Conversation& cache, std::span<const Checkpoint> points,
-              bool at_end, std::span<const size_t> ram_only,
-              uint64_t* pin) const;
+              bool at_end, size_t ram_only, uint64_t* pin) const;
 
   const std::shared_ptr<PrefixCache> cache_;
   const PrefixId id_;

@@ -56,8 +56,8 @@ class Gemma {
   // conversation as it was, InvalidArgument for an option or a token out of
   // range, Mismatch for a conversation of another model, CacheFull if the
   // prompt does not fit.
-  // What fails after `on_token` was called leaves the tokens that it was given,
-  // and an Error says how many; what `on_token` throws leaves none.
+  // A failure after `on_token` was called leaves the tokens that it was given,
+  // and an Error says how many. An exception of `on_token` leaves none.
   GenerateResult Generate(
       KVCache& cache, std::span<const int32_t> prompt,
       const GenerateOptions& options = {},

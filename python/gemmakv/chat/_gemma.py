@@ -776,8 +776,8 @@ class Gemma:
             again, what else it holds is removed; on return it holds the
             conversation and the reply. The result is the same as without, bit
             for bit. None for a new one, which is dropped.
-          tools: JSON schemas of functions that the model may call; the result
-            has `tool_calls`. Needs the extra `grammar`.
+          tools: functions that the model may call: Python's, or JSON schemas of
+            them; the result has `tool_calls`. Needs the extra `grammar`.
           tool_choice: "auto" (the default), "none", "required" (at least one
             call) or the name of the tool that is to be called.
           parallel_tool_calls: whether there may be several calls.
@@ -881,9 +881,9 @@ class Gemma:
 
         Args:
           messages: each a `Message` or a dict of role and content.
-          tools: JSON schemas of functions that the model may call. To a
-            template that knows no tools they are said in text, and so are
-            calls and results among the messages.
+          tools: functions that the model may call: Python's, or JSON schemas of
+            them. To a template that knows no tools they are said in text, and
+            so are calls and results among the messages.
           add_generation_prompt: whether the reply's turn is opened.
           template: "file", "gemma", "gemma4", "plain" or a Template; None
             chooses what fits the model, see `gemmakv.templates.template_for`.

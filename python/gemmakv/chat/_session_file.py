@@ -176,7 +176,7 @@ class KeptTokens(NamedTuple):
 
 
 class SessionState(NamedTuple):
-    """What a session is, and the tokens of its cache."""
+    """A session's text and settings, and the tokens of its cache."""
 
     text: SessionText
     tokens: TokenPart

@@ -1,4 +1,4 @@
-"""What is said of an error that ends a command, and the exit code.
+"""The line and the exit code of an error that ends a command.
 
 The library names the argument that it refuses at the beginning of a message.
 A user knows the flag, the variable or the key of a file in which the value

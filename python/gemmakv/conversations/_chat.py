@@ -1,4 +1,4 @@
-"""What chats with one model keep in the database: a `SessionStore`.
+"""The sessions that chats with one model keep in the database.
 
 A record's messages become turns, two messages each. A turn keeps the tokens
 that its chat's cache held when it ended and not before, so that a session that

@@ -84,14 +84,14 @@ def chat(
         None,
         metavar="TEXT",
         callback=optional_text_of,
-        help="What the model is told first.",
+        help="System text: the model reads it before all messages.",
     ),
     sessions: str | None = typer.Option(
         None,
         metavar="DIR",
         callback=_check_sessions,
         help="Keep sessions in this folder, as `gemmakv serve --sessions` "
-        "does. Default: default, your own folder for all chats.",
+        "does. Default: your own folder, which `default` names.",
     ),
     no_persist: bool = typer.Option(
         False,
