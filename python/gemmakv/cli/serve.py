@@ -56,10 +56,11 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
     model = given.model
     if model is None:
         raise Misplaced(no_model())
-    from gemmakv.server import _run, _workers
-    from gemmakv.server import _settings as settings_of
-    from gemmakv.server._board import MOST_WORKERS
-    from gemmakv.server._service import ChatService
+    from gemmakv.server import settings as settings_of
+    from gemmakv.server.process import run as _run
+    from gemmakv.server.process import workers as _workers
+    from gemmakv.server.process.board import MOST_WORKERS
+    from gemmakv.server.service.chat import ChatService
 
     keys = list(given.api_key)
     if given.api_key_file is not None:
@@ -142,7 +143,7 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
             template = _file_template(source, gemma, given.chat_template)
         found = ChatService(gemma, settings, template)
         if store is not None:
-            from gemmakv.server._history import History
+            from gemmakv.server.service.history import History
 
             History(found, store, worker.mark if worker else "")
         return found
@@ -278,7 +279,7 @@ def _prefix_secret(
             "prefix_cache_secret_file: expected a file with keys and a remote "
             "prefix cache, the same on all hosts, found none"
         )
-    from gemmakv.server import _secret
+    from gemmakv.server.process import secret as _secret
 
     return _secret.read_or_make(secret_file)
 

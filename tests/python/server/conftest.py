@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn", reason="the extra `server` is not installed")
 pytest.importorskip("httpx")
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import make_app
 from support.kept import KEYS, serving
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 
 import pytest
 
-from gemmakv.server._admission import Admission
-from gemmakv.server._errors import RequestError
+from gemmakv.server.service.admission import Admission
+from gemmakv.server.service.errors import RequestError
 from support.waits import LIMIT_S
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import NAME, post
 from support.kept import prompts_of
 from support.role_orders import template_of

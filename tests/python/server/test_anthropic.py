@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import NAME, USER, get, post, sse_events
 from support.chat_cases import Refusing
 from support.extras import needs

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.server import _cache
-from gemmakv.server._app import App
+from gemmakv.server.apis import cache as _cache
+from gemmakv.server.app import App
 from support.asgi import USER, Exchange, get, make_app, post, until
 from support.kept import KEYS, bearer, delete, error
 

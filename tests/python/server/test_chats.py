@@ -13,7 +13,7 @@ from gemmakv import Session
 from gemmakv.chat._messages import Message
 from gemmakv.chat.store import Record, from_store
 from gemmakv.conversations._chat import ChatStore
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import get, post
 from support.kept import error
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
-from gemmakv.server._service import _length
+from gemmakv.server.app import App
+from gemmakv.server.service.chat import _length
 from support.asgi import Exchange, get, make_app, post, sse_events
 
 PATH = "/completion"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
-from gemmakv.server._diagnostics import Diagnostics, fingerprint
+from gemmakv.server.app import App
+from gemmakv.server.service.diagnostics import Diagnostics, fingerprint
 from support.asgi import NAME, USER, get, make_app, post
 from support.extras import needs
 from support.kept import KEYS, bearer, error, prompts_of, serving

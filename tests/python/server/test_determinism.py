@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import NAME, client, in_loop, make_app, sse_events
 
 CHAT = "/v1/chat/completions"

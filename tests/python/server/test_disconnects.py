@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import (
     NAME,
     USER,

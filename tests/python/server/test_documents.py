@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import NAME, USER, get, post
 from support.command import RunCli
 

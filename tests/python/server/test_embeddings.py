@@ -14,8 +14,8 @@ import pytest
 import gemmakv
 from gemmakv.generation._embeddings import Embedder
 from gemmakv.generation._requests import requests_of
-from gemmakv.server._app import App
-from gemmakv.server._settings import Limits
+from gemmakv.server.app import App
+from gemmakv.server.settings import Limits
 from support import tiny_gguf
 from support.asgi import (
     NAME,

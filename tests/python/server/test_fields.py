@@ -10,9 +10,9 @@ msgspec = pytest.importorskip("msgspec")
 for needed in ("starlette", "uvicorn"):
     pytest.importorskip(needed, reason="the extra `server` is not installed")
 
-from gemmakv.server._app import App  # noqa: E402
-from gemmakv.server._body import typed  # noqa: E402
-from gemmakv.server._errors import RequestError  # noqa: E402
+from gemmakv.server.apis.body import typed  # noqa: E402
+from gemmakv.server.app import App  # noqa: E402
+from gemmakv.server.service.errors import RequestError  # noqa: E402
 from support.asgi import NAME, USER, post  # noqa: E402
 from support.refusals import check_refusal  # noqa: E402
 

@@ -8,8 +8,8 @@ import pytest
 
 import gemmakv
 from gemmakv.errors import CacheFullError
-from gemmakv.server._app import App
-from gemmakv.server._sink import Sink
+from gemmakv.server.app import App
+from gemmakv.server.service.sink import Sink
 from support.asgi import NAME, post, sse_events
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -10,7 +10,7 @@ import pytest
 import gemmakv
 from gemmakv.chat._reply import ReplyReader, rendered_anew
 from gemmakv.chat._templates import call_form, stop_ids, template_for
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support import gemma4_files
 from support.asgi import NAME, make_app, post, sse_events
 from support.chat_cases import FUNCTIONS

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import get, make_app, post
 from support.kept import error
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
-from gemmakv.server._lenient import LACKING, TOLERATED
-from gemmakv.server._openai import JSON_OPTIONS
+from gemmakv.server.apis.lenient import LACKING, TOLERATED
+from gemmakv.server.apis.openai import JSON_OPTIONS
+from gemmakv.server.app import App
 from support.asgi import NAME, USER, get, post, sse_events
 from support.kept import KEYS, bearer, serving
 

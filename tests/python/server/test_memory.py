@@ -16,7 +16,7 @@ import pytest
 
 import gemmakv
 from gemmakv.cache._kv_cache import KVCache
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import NAME, get, in_loop, make_app, post, sse_events
 from support.waits import wait_until
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
-from gemmakv.server._service import ChatService
-from gemmakv.server._settings import Settings
+from gemmakv.server.app import App
+from gemmakv.server.service.chat import ChatService
+from gemmakv.server.settings import Settings
 from support.asgi import NAME, USER, get, make_app, post, sse_events
 from support.extras import needs
 from support.refusals import check_refusal

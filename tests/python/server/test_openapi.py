@@ -10,8 +10,8 @@ import pytest
 
 import gemmakv
 from gemmakv.options import GenerationOptions
-from gemmakv.server._app import App
-from gemmakv.server._routes import OPENAPI, ROUTES, document
+from gemmakv.server.apis.routes import OPENAPI, ROUTES, document
+from gemmakv.server.app import App
 from support.asgi import get, in_loop, make_app, post
 from support.kept import KEYS, bearer
 

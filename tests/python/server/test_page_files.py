@@ -10,7 +10,7 @@ from importlib import resources
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import get, in_loop, make_app, post
 
 FILES = {

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gemmakv.server import _secret
+from gemmakv.server.process import secret as _secret
 from support.command import RunCli, assert_fails
 from support.server_process import ServerProcess
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import gemmakv
-from gemmakv.server._settings import Limits, Settings
+from gemmakv.server.settings import Limits, Settings
 from support.asgi import USER
 from support.command import RunCli, assert_fails
 from support.raw_http import metric, read_until, request_of, unread
@@ -679,7 +679,7 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
 
 def start(load: Any, make_service: Any = None) -> tuple[Any, str]:
     """A call that serves in this process until a signal, and its address."""
-    from gemmakv.server import _run
+    from gemmakv.server.process import run as _run
 
     settings = Settings((NAME,), port=0)
     sock = _run.bind(settings)

@@ -14,7 +14,7 @@ import pytest
 import gemmakv
 from gemmakv.conversations import _clock
 from gemmakv.conversations._store import Conversations
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support import tiny_gguf
 from support.asgi import NAME, USER, Exchange, get, make_app, post, sse_events
 from support.chat_cases import Refusing

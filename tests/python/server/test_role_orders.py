@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from gemmakv.templates import GemmaTemplate
 from support.asgi import NAME, post
 from support.kept import error, prompts_of, serving

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
-from gemmakv.server._service import ChatService
-from gemmakv.server._settings import Settings
+from gemmakv.server.app import App
+from gemmakv.server.service.chat import ChatService
+from gemmakv.server.settings import Settings
 from support import asgi
 from support.asgi import NAME, USER, in_loop, make_app
 

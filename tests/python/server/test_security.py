@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
-from gemmakv.server._settings import Limits, Settings, checked_keys, read_keys
+from gemmakv.server.app import App
+from gemmakv.server.settings import Limits, Settings, checked_keys, read_keys
 from support.asgi import (
     NAME,
     USER,

@@ -24,8 +24,8 @@ from gemmakv.chat._templates import template_for
 from gemmakv.conversations import BUSY_S, LEASE_S, SessionBusy, _clock
 from gemmakv.conversations._database import FILE
 from gemmakv.conversations._store import Conversations
-from gemmakv.server import _history
-from gemmakv.server._app import App
+from gemmakv.server.app import App
+from gemmakv.server.service import history as _history
 from support import tiny_gguf
 from support.asgi import (
     NAME,
@@ -720,7 +720,7 @@ def test_a_lease_that_was_lost_keeps_nothing(kept: App, folder: Path) -> None:
 def test_a_lease_is_renewed(
     endless: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemmakv.server._history.LEASE_S", 0.03)
+    monkeypatch.setattr("gemmakv.server.service.history.LEASE_S", 0.03)
     id = create(endless)["id"]
     renewed: list[str] = []
     leases = history(endless).store.leases

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support.asgi import NAME, USER, get, make_app, post
 
 SERIES = re.compile(

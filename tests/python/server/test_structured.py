@@ -13,8 +13,8 @@ import gemmakv
 from gemmakv.chat import _tools
 from gemmakv.generation import _trial
 from gemmakv.generation._requests import requests_of
-from gemmakv.server._app import App
-from gemmakv.server._settings import Limits
+from gemmakv.server.app import App
+from gemmakv.server.settings import Limits
 from support import tiny_gguf
 from support.asgi import (
     NAME,

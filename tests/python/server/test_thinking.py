@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support import gemma4_files
 from support.asgi import NAME, get, make_app, post, sse_events
 from support.extras import needs

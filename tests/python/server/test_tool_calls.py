@@ -9,8 +9,8 @@ import pytest
 
 import gemmakv
 from gemmakv.chat._tools import tool_use
-from gemmakv.server import _service
-from gemmakv.server._app import App
+from gemmakv.server.app import App
+from gemmakv.server.service import chat as _service
 from support import tiny_gguf
 from support.asgi import NAME, USER, make_app, post, sse_events
 from support.extras import needs

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 import gemmakv
-from gemmakv.server._app import App
+from gemmakv.server.app import App
 from support import tiny_gguf
 from support.asgi import NAME, USER, make_app, post, sse_events
 from support.extras import needs

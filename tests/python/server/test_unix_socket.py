@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gemmakv.server import _run
-from gemmakv.server._settings import Settings
+from gemmakv.server.process import run as _run
+from gemmakv.server.settings import Settings
 from support.server_process import ServerProcess
 
 SAID = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}

@@ -23,9 +23,9 @@ import httpx
 import pytest
 
 import gemmakv
-from gemmakv.server import _workers
-from gemmakv.server._board import AWAY, Board
-from gemmakv.server._metrics import merged
+from gemmakv.server.process import workers as _workers
+from gemmakv.server.process.board import AWAY, Board
+from gemmakv.server.service.metrics import merged
 from support import raw_http
 from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
@@ -278,7 +278,7 @@ def test_nobody_hangs_while_the_machine_sleeps(
 
 _SIGNAL_BEHIND_FORK = """
 import os, signal, socket, sys, time
-from gemmakv.server import _workers
+from gemmakv.server.process import workers as _workers
 
 fork = os.fork
 
@@ -313,7 +313,7 @@ def test_a_stop_as_a_worker_is_forked() -> None:
 
 _WORKERS = """
 import os, signal, socket, sys
-from gemmakv.server import _workers
+from gemmakv.server.process import workers as _workers
 
 sock = socket.create_server(("127.0.0.1", 0))
 found = _workers.supervise(2, sock, 20, lambda: None)
@@ -361,7 +361,7 @@ def test_a_worker_that_is_told_first(state: str, both_told: bool) -> None:
 
 _ENDS_NEVER = """
 import os, signal, socket, sys, time
-from gemmakv.server import _workers
+from gemmakv.server.process import workers as _workers
 
 _workers._PATIENCE_S = 1
 sock = socket.create_server(("127.0.0.1", 0))
@@ -391,7 +391,7 @@ def test_a_worker_that_never_ends_is_killed() -> None:
 
 _NO_PROCESS = """
 import errno, os, signal, socket, sys
-from gemmakv.server import _workers
+from gemmakv.server.process import workers as _workers
 
 fork, forks = os.fork, []
 

@@ -14,9 +14,9 @@ import httpx
 
 import gemmakv
 from gemmakv.generation._requests import requests_of
-from gemmakv.server._app import App
-from gemmakv.server._service import ChatService
-from gemmakv.server._settings import Settings
+from gemmakv.server.app import App
+from gemmakv.server.service.chat import ChatService
+from gemmakv.server.settings import Settings
 from support.waits import LIMIT_S, wait_in_loop
 
 T = TypeVar("T")

@@ -168,7 +168,7 @@ def force(monkeypatch: Any) -> None:
     instead of the tools' grammar.
     """
     from gemmakv import Grammar
-    from gemmakv.server import _service
+    from gemmakv.server.service import chat as _service
 
     with_tools = _service.ChatService._with_tools
 

@@ -11,8 +11,8 @@ import pytest
 
 import gemmakv
 from gemmakv.conversations._store import Conversations
-from gemmakv.server._app import App
-from gemmakv.server._history import History
+from gemmakv.server.app import App
+from gemmakv.server.service.history import History
 from support.asgi import in_loop, make_app
 
 KEYS = ("one", "two")

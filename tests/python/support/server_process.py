@@ -23,9 +23,10 @@ READY = re.compile(r"gemmakv: serving .* at (http://\S+|unix:\S+) ")
 _SETTINGS = """
 import pickle, socket, sys
 from gemmakv import Gemma
-from gemmakv.server import _protocol, _run
-from gemmakv.server._service import ChatService
-from gemmakv.server._settings import Settings
+from gemmakv.server.process import protocol as _protocol
+from gemmakv.server.process import run as _run
+from gemmakv.server.service.chat import ChatService
+from gemmakv.server.settings import Settings
 
 model, send_buffer, patience, fields = pickle.loads(bytes.fromhex(sys.argv[1]))
 if patience is not None:

@@ -1,0 +1,1 @@
+"""What requests to the model come to. Knows no HTTP."""

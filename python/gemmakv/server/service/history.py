@@ -1,0 +1,513 @@
+"""Conversations that the server keeps: what their next turns begin with, and
+what is kept of these. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from gemmakv.chat._continuation import continuation, kept_reply, moved
+from gemmakv.chat._messages import Message, Segment, messages_of
+from gemmakv.chat._reply import rendered_anew
+from gemmakv.conversations import (
+    BUSY_S,
+    LEASE_S,
+    SessionInfo,
+    StoreError,
+    Turn,
+)
+from gemmakv.generation._prompts import TokenArray
+from gemmakv.generation._result import ToolCall
+from gemmakv.server.service.chat import TOO_LONG, ChatService
+from gemmakv.server.service.errors import RequestError, invalid, of_store
+from gemmakv.server.service.events import (
+    Called,
+    Emit,
+    Event,
+    Finished,
+    Outlet,
+    Token,
+)
+from gemmakv.server.service.requests import ChatRequest, Past, Tenant, parted
+
+if TYPE_CHECKING:
+    from gemmakv.conversations._store import Conversations
+
+SPENT = "spent"  # among a turn's `params`: what the cache gave, and seconds
+BEGUN = "begun"  # how many characters of the reply the client wrote
+DROPPED = "dropped_messages"  # how many had no room
+LOG = logging.getLogger("gemmakv.server")
+_T = TypeVar("_T")
+
+
+class History:
+    """The conversations of a service.
+
+    Its store has a thread of its own: a slow disk holds up neither the event
+    loop nor what makes prompts.
+    """
+
+    def __init__(
+        self, service: ChatService, store: Conversations, mark: str = ""
+    ) -> None:
+        """`mark`: what this process's leases begin with. Those of one that
+        ended with the same mark are free at once.
+        """
+        self.store = store
+        self._mark = mark
+        self._service = service
+        self._pool = ThreadPoolExecutor(1, "gemmakv-store")
+        self._closed = False
+        self._failure = ""  # of the last write
+        self._tenants = {
+            str(number): store.tenant_of(key)
+            for number, key in enumerate(service.settings.api_keys, 1)
+        }
+        template = service.template
+        parts = (
+            service.gemma.fingerprint,
+            template.name,
+            getattr(template, "source", ""),
+        )
+        # Tokens are for one model and one template.
+        self.basis = hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+        self.marks = rendered_anew(service.tokenizer)
+        service.keeper = self
+        if mark:
+            store.leases.release_all(mark)
+
+    async def on(self, function: Callable[..., _T], *args: Any) -> _T:
+        """A call of the store, off the event loop. Raises RequestError."""
+        return await asyncio.wrap_future(self._submit(function, *args))
+
+    async def create(
+        self,
+        owner: str,
+        name: str | None,
+        system: str | None,
+        turns: Sequence[Turn] = (),
+    ) -> SessionInfo:
+        """Makes a session, of this model. Raises RequestError."""
+        create = functools.partial(
+            self.store.sessions.create,
+            model=self._service.gemma.weights_fingerprint,
+        )
+        return await self.on(create, owner, name, system, turns)
+
+    def _submit(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
+        """All wait for another process that writes at the same time, not one
+        after the other. Raises RequestError once it is closed.
+        """
+        if self._closed:
+            raise RequestError(
+                503, "the sessions are closed", code="server_stopping"
+            )
+        asked = time.monotonic()
+
+        def called() -> _T:
+            waited = round(time.monotonic() - asked)
+            self.store.database.be_patient(max(BUSY_S - waited, 0.0))
+            try:
+                return function(*args)
+            except StoreError as error:
+                raise of_store(error) from error
+            finally:
+                self._note_failure()
+
+        return self._pool.submit(called)
+
+    def _note_failure(self) -> None:
+        """Has the log say so where writing began to fail, or to succeed."""
+        before = self._failure
+        self._failure = self.store.database.failure
+        if self._failure and not before:
+            LOG.warning(
+                "sessions: %s: nothing can be written: %s",
+                self.store.folder,
+                self._failure,
+            )
+        elif before and not self._failure:
+            LOG.info(
+                "sessions: %s: it can be written again", self.store.folder
+            )
+
+    def health(self) -> list[str]:
+        """What an operator is to know of the store; waits for none of its
+        calls. Raises RequestError where it needs another start.
+        """
+        try:
+            self.store.database.check_place()
+        except StoreError as error:
+            raise of_store(error) from error
+        return self.store.database.warnings()
+
+    def owner(self, tenant: Tenant) -> str:
+        """What records call a tenant."""
+        return self._tenants.get(tenant.label, "")
+
+    def close(self) -> None:
+        """Waits for what is being written. Requests may be there still."""
+        self._closed = True
+        self._pool.shutdown()
+        self.store.close()
+
+    @contextlib.asynccontextmanager
+    async def turn(
+        self, request: ChatRequest, emit: Emit, outlet: Outlet | None = None
+    ) -> AsyncIterator[tuple[ChatRequest, Emit, Outlet | None]]:
+        """A turn that runs inside: the request with its tokens, an `emit` that
+        keeps the turn before it tells of its end, and an `outlet` likewise.
+
+        Of one whose body raises, or is cancelled, nothing is kept.
+        """
+        past = request.past
+        assert past is not None and request.messages is not None
+        if request.n != 1:
+            raise invalid(
+                "n", f"expected 1 in a conversation, found {request.n}"
+            )
+        messages_of(request.messages)
+        owner = self.owner(request.tenant)
+        async with self._leased(owner, past) as (lease, session):
+            line = await self._line(owner, past, session)
+            system = past.system
+            if session is not None and system is None:
+                system = session.system
+            work = _Work(self, request, line, system)
+            await work.fit()
+
+            async def keeping(event: Event) -> None:
+                work.take(event)
+                if isinstance(event, Finished) and past.keep is not None:
+                    turn = work.turn(owner, past, event)
+                    name = None if session is None else session.id
+                    # Of a session, nobody deletes any meanwhile.
+                    before = line if session is None else []
+                    add = self.store.turns.add
+                    await self.on(add, turn, name, lease, before)
+                await emit(event)
+
+            fitting = dataclasses.replace(
+                request, ids=work.ids, dropped=work.dropped
+            )
+            if outlet is not None:
+                outlet = _Noting(work, outlet)
+            yield fitting, keeping, outlet
+
+    async def ids(self, request: ChatRequest) -> TokenArray:
+        """Token ids of the prompt that a turn would have. Waits for no other
+        turn.
+        """
+        past = request.past
+        assert past is not None and request.messages is not None
+        messages_of(request.messages)
+        owner = self.owner(request.tenant)
+        session = None
+        if past.session is not None:
+            session = await self.on(
+                self.store.sessions.get, owner, past.session
+            )
+        line = await self._line(owner, past, session)
+        system = past.system
+        if session is not None and system is None:
+            system = session.system
+        work = _Work(self, request, line, system)
+        if request.truncate:
+            await work.fit()
+        else:
+            await work.prompt()
+        return work.ids
+
+    async def _line(
+        self, owner: str, past: Past, session: SessionInfo | None
+    ) -> list[Turn]:
+        """The turn that the request comes after, and of a response those
+        before it, too: they may be deleted meanwhile.
+        """
+        if session is not None:
+            head = await self.on(self.store.turns.head, owner, session)
+            return [] if head is None else [head]
+        if past.parent is not None:
+            return await self.on(self.store.turns.line, owner, past.parent)
+        return []
+
+    @contextlib.asynccontextmanager
+    async def _leased(
+        self, owner: str, past: Past
+    ) -> AsyncIterator[tuple[str | None, SessionInfo | None]]:
+        """The session with its lease, if there is one."""
+        if past.session is None:
+            yield None, None
+            return
+        name, lease = past.session, self._mark + secrets.token_hex(16)
+        renewing = None
+        try:
+            session = await self.on(
+                self.store.leases.take, owner, name, lease
+            )
+            renewing = asyncio.create_task(self._renew(name, lease))
+            yield lease, session
+        finally:
+            if renewing is not None:
+                renewing.cancel()
+            # Also where the task is cancelled: nobody waits for it. A lease
+            # of who outlives the store ends by itself.
+            with contextlib.suppress(RequestError):
+                self._submit(self._release, name, lease)
+
+    def _release(self, name: str, lease: str) -> None:
+        try:
+            self.store.leases.release(name, lease)
+        except StoreError as error:
+            LOG.warning("%s (its lease ends by itself)", error)
+
+    async def _renew(self, name: str, lease: str) -> None:
+        while True:
+            await asyncio.sleep(LEASE_S / 3)
+            try:
+                await self.on(self.store.leases.renew, name, lease)
+            except RequestError as error:
+                LOG.warning("%s", error.message)
+
+    async def in_pool(self, function: Callable[..., _T], *args: Any) -> _T:
+        return await self._service.in_pool(function, *args)
+
+    @property
+    def service(self) -> ChatService:
+        return self._service
+
+
+class _Work:
+    """One turn in the making."""
+
+    def __init__(
+        self,
+        history: History,
+        request: ChatRequest,
+        line: Sequence[Turn],
+        system: str | None,
+    ) -> None:
+        """`line`: the turn before, and maybe those before that."""
+        self._history = history
+        self._service = history.service
+        self._request = request
+        said, self._begun = parted(
+            request.messages or (), history.service.template
+        )
+        self._new = [dict(one) for one in said]
+        self._tools = [dict(tool) for tool in request.tools or ()]
+        self._think = request.think
+        self._line = line
+        self._parent = line[-1] if line else None
+        self._system = system or None
+        self._before = 0  # tokens of the parent, which are not stored again
+        self._ids = np.empty(0, np.int32)
+        self.dropped = 0  # messages that had no room
+        self._text = self._reasoning = ""
+        self._calls: list[ToolCall] = []
+
+    @property
+    def ids(self) -> TokenArray:
+        return self._ids
+
+    async def fit(self) -> None:
+        """`prompt`, without the oldest turns where there is no room for all
+        and the request says so. Raises RequestError where what is new is much
+        too long, at once.
+        """
+        request, service = self._request, self._service
+        try:
+            await self.prompt(fits=True)
+            if not request.truncate or len(self._ids) < service.context:
+                return
+        except RequestError as error:
+            if not request.truncate or error.code != TOO_LONG:
+                raise
+        before = await self._messages_before()
+        self._before = 0
+        self._ids, self.dropped = await self._history.in_pool(
+            service.fitted,
+            [*before, *(request.messages or ())],
+            self._tools or None,
+            self._think,
+            request.options.get("max_tokens"),
+        )
+
+    async def prompt(self, fits: bool = False) -> None:
+        """Token ids of the conversation, with the opening of the reply.
+        `fits`: as in `ChatService.render`.
+        """
+        parent = self._parent
+        # Also what the turns before it said when they were computed.
+        goes_on = (
+            parent is not None
+            and parent.basis == self._history.basis
+            and parent.system == self._system
+            and parent.tools == self._tools
+            and parent.params.get("think") == self._think
+        )
+        if parent is not None and goes_on:
+            before = await self._tokens_before(parent)
+            more = None
+            # Templates say thoughts and calls otherwise later on.
+            if not np.isin(before, self._history.marks).any():
+                more = await self._history.in_pool(self._more, parent, fits)
+            if more is not None:
+                self._before = len(before)
+                self._ids = np.concatenate([before, more])
+                return
+        said = await self._messages_before()
+        self._ids = await self._history.in_pool(self._all, said, fits)
+
+    async def _tokens_before(self, parent: Turn) -> TokenArray:
+        if len(self._line) < parent.depth:
+            store = self._history.store
+            return await self._history.on(store.turns.tokens, parent.id)
+        first = max(i for i, turn in enumerate(self._line) if turn.whole)
+        return np.concatenate([turn.tokens for turn in self._line[first:]])
+
+    def _more(self, parent: Turn, fits: bool) -> TokenArray | None:
+        service = self._service
+        begun = service.begun_text(self._begun)
+        if fits:
+            service.check_fits([Segment(begun)])
+        more = continuation(
+            service.template,
+            service.tokenizer,
+            _message(parent.reply),
+            messages_of(self._new),
+            self._tools or None,
+            service.check_fits if fits else None,
+        )
+        if more is None:
+            return None
+        return np.concatenate([more, service.begun_ids(self._begun)])
+
+    async def _messages_before(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        if self._system is not None:
+            found.append({"role": "system", "content": self._system})
+        path: Sequence[Turn] = self._line
+        if self._parent is not None and len(path) < self._parent.depth:
+            path = await self._history.on(
+                self._history.store.turns.path, self._parent.id
+            )
+        for turn in path:
+            found += [*turn.messages, turn.reply]
+        return found
+
+    def _all(self, before: list[dict[str, Any]], fits: bool) -> TokenArray:
+        try:
+            return self._service.render(
+                [*before, *(self._request.messages or ())],
+                self._tools or None,
+                self._think,
+                fits,
+            )
+        except ValueError as error:
+            raise moved(error, -len(before)) from None
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Token):
+            self._text += event.text
+            self._reasoning += event.reasoning
+        elif isinstance(event, Called) and event.part.end is not None:
+            self._calls.append(event.part.end)
+
+    def turn(self, owner: str, past: Past, finished: Finished) -> Turn:
+        """What is kept of it."""
+        assert past.keep is not None
+        generation = finished.generation
+        parent = self._parent
+        text = self._begun + self._text
+        reply: dict[str, Any] = {"role": "assistant", "content": text}
+        if self._calls:
+            reply["content"] = text or None
+            reply["tool_calls"] = [call.to_dict() for call in self._calls]
+        if self._reasoning:
+            reply["reasoning"] = self._reasoning
+        params = dict(past.params)
+        if self._think is not None:
+            params["think"] = self._think
+        params[SPENT] = _spent(finished)
+        if self._begun:
+            params[BEGUN] = len(self._begun)
+        if self.dropped:
+            params[DROPPED] = self.dropped
+        return Turn(
+            id=past.id,
+            tenant=owner,
+            parent=None if parent is None else parent.id,
+            depth=1 if parent is None else parent.depth + 1,
+            state=past.keep,
+            created=past.created,
+            system=self._system,
+            tools=self._tools,
+            messages=self._new,
+            reply=reply,
+            reason=finished.reason,
+            usage=_usage(finished),
+            params=params,
+            basis=self._history.basis,
+            whole=not self._before,
+            tokens=np.concatenate(
+                [
+                    self._ids[self._before :],
+                    kept_reply(
+                        generation.token_ids,
+                        generation.text,
+                        self._service.tokenizer,
+                    ),
+                ]
+            ),
+        )
+
+
+class _Noting:
+    """An `Outlet`: a turn sees what it takes."""
+
+    def __init__(self, work: _Work, outlet: Outlet) -> None:
+        self._work = work
+        self._outlet = outlet
+        self.free = outlet.free
+
+    def put(self, event: Token | Called) -> None:
+        self._work.take(event)
+        self._outlet.put(event)
+
+
+def _message(fields: dict[str, Any]) -> Message:
+    return messages_of([fields])[0]
+
+
+def _spent(finished: Finished) -> dict[str, Any]:
+    generation = finished.generation
+    return {
+        "cached": dict(generation.usage.cached),
+        "miss_reason": generation.usage.miss_reason,
+        "prefill_s": generation.timings.prefill_s,
+        "decode_s": generation.timings.decode_s,
+    }
+
+
+def _usage(finished: Finished) -> dict[str, int]:
+    usage = finished.generation.usage
+    return {
+        "reasoning_tokens": finished.reasoning_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "cache_write_tokens": finished.cache_write_tokens,
+    }
