@@ -1,1 +1,18 @@
-"""The routes, a module for each API."""
+"""The routes, a module for each API.
+
+A module has typed models of what a request may have and of what is answered,
+named as the API's own clients name them, and a `ROUTER` with its routes.
+`call` is what a route knows of its request, `fields` what bodies have in
+common, `streams` how answers leave, `errors` how each API says what is wrong.
+"""
+
+from __future__ import annotations
+
+from gemmakv.server.apis import chat_completions, completions, models, page
+
+ROUTERS = (
+    chat_completions.ROUTER,
+    completions.ROUTER,
+    models.ROUTER,
+    page.ROUTER,
+)
