@@ -161,7 +161,9 @@ class App(FastAPI):
             or _OWN_ORIGINS.fullmatch(origin) is not None
         )
 
-    def _answer_no_route(self, request: Request, error: Exception) -> Response:
+    async def _answer_no_route(
+        self, request: Request, error: Exception
+    ) -> Response:
         """Answers what no route takes."""
         assert isinstance(error, HTTPException)
         scope = request.scope
@@ -211,17 +213,17 @@ class App(FastAPI):
         return f", the nearest is {' and '.join(methods)} {nearest}"
 
 
-def _answer_error(request: Request, error: Exception) -> Response:
+async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return error_response(request.scope, error)
 
 
-def _answer_bad_body(request: Request, error: Exception) -> Response:
+async def _answer_bad_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, BadBody)
     return error_response(request.scope, error.error)
 
 
-def _answer_invalid(request: Request, error: Exception) -> Response:
+async def _answer_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     document = error.body
     if any(one["loc"][0] == "query" for one in error.errors()):
@@ -234,7 +236,7 @@ def _answer_invalid(request: Request, error: Exception) -> Response:
 def _operation_id(route: APIRoute) -> str:
     path = re.sub(r"\{(\w+)(?::\w+)?\}", r"\1", route.path)
     words = re.findall(r"\w+", path)
-    [method] = route.methods
+    [method] = route.methods or ()
     return "_".join([method.lower(), *words])
 
 

@@ -8,11 +8,29 @@ common, `streams` how answers leave, `errors` how each API says what is wrong.
 
 from __future__ import annotations
 
-from gemmakv.server.apis import chat_completions, completions, models, page
+from gemmakv.server.apis import (
+    cache,
+    chat_completions,
+    completion,
+    completions,
+    health,
+    llama,
+    models,
+    page,
+    responses,
+    sessions,
+)
 
 ROUTERS = (
     chat_completions.ROUTER,
     completions.ROUTER,
     models.ROUTER,
+    responses.ROUTER,
+    sessions.ROUTER,
+    cache.ROUTER,
+    completion.ROUTER,
+    llama.ROUTER,
+    health.ROUTER,
+    health.METRICS,
     page.ROUTER,
 )

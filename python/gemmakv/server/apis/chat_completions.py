@@ -210,14 +210,14 @@ class _Chat(CompletionShape):
     def text_chunk(self, index: int, text: str) -> bytes:
         return self._delta(index, {"content": text})
 
-    def whole(self, reply: Reply) -> ChatCompletion:
+    def whole(self, reply: Reply) -> object:
         choices = [self._choice(i, reply) for i in sorted(reply.finished)]
         return {
             **self.head,
             "object": "chat.completion",
             "choices": choices,
             **spent(reply.usage),
-        }  # type: ignore[typeddict-item]
+        }
 
     def _token(self, event: Token) -> bytes:
         logprobs = None

@@ -154,14 +154,14 @@ class _Completion(CompletionShape):
     def text_chunk(self, index: int, text: str) -> bytes:
         return self._text(index, text)
 
-    def whole(self, reply: Reply) -> TextCompletion:
+    def whole(self, reply: Reply) -> object:
         choices = [self._choice(i, reply) for i in sorted(reply.finished)]
         return {
             **self.head,
             "object": "text_completion",
             "choices": choices,
             **spent(reply.usage),
-        }  # type: ignore[typeddict-item]
+        }
 
     def _choice(self, i: int, reply: Reply) -> TextChoice:
         echo = self.echoes[i] if self.echoes else ""

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import to_jsonable_python
 
 from gemmakv._support.refusals import expected_by, found_by
+from gemmakv.errors import ArgumentError
 from gemmakv.options import GenerationOptions
 from gemmakv.server.apis.unsupported import check_supported
 from gemmakv.server.service.errors import RequestError
@@ -106,6 +107,9 @@ def invalid_field(
     bad fields the one that stands deepest: a list whose item is bad is no
     text that is bad.
     """
+    cause = errors[0].get("ctx", {}).get("error")
+    if isinstance(cause, ArgumentError):  # of a check of ours
+        return RequestError(400, str(cause), param=cause.argument)
     found: dict[tuple[str | int, ...], list[Mapping[str, Any]]] = {}
     for error in errors:
         found.setdefault(_place(error, document), []).append(error)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gemmakv.server.apis.http import Call
+from gemmakv.server.apis.call import Call
 from gemmakv.server.apis.openai import thinks
 from gemmakv.server.service.errors import (
     invalid,
@@ -172,7 +172,7 @@ def think_of(call: Call, given: Mapping[str, Any] | None) -> bool | None:
     if effort is None:
         return None
     wanted = thinks("reasoning.effort", effort)
-    return wanted if call.chat.can_think else None
+    return wanted if call.service.can_think else None
 
 
 def format_of(given: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gemmakv.chat._messages import messages_of
 from gemmakv.conversations import Turn
-from gemmakv.server.apis.http import Call
+from gemmakv.server.apis.call import Call
 from gemmakv.server.service.history import BEGUN, DROPPED
 from gemmakv.server.service.requests import Past
 
@@ -139,7 +139,7 @@ def document_of(
         "background": False,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "model": call.name,
+        "model": call.model,
         "output": output,
         "conversation": None if session is None else {"id": session},
         "max_tool_calls": None,

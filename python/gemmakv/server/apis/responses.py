@@ -7,33 +7,20 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import msgspec
+from fastapi import Query as QueryField
+from pydantic import Field
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import TypedDict
 
 from gemmakv.chat._tools import CallPart
 from gemmakv.conversations import KEPT, Turn, new_id
 from gemmakv.generation._result import ToolCall
-from gemmakv.server.apis.body import Salt
-from gemmakv.server.apis.http import (
-    SSE,
-    Call,
-    Called,
-    Event,
-    Finished,
-    Reply,
-    Started,
-    Stream,
-    Token,
-    serve,
-    sse,
-)
+from gemmakv.server.apis.call import Call, CallDep, JsonResponse
+from gemmakv.server.apis.fields import Body, OptionsBody, Query, Salt, Whole
+from gemmakv.server.apis.kept import history_of, kept, owner_in
 from gemmakv.server.apis.logprobs import Logprobs, has_logprob
-from gemmakv.server.apis.openai import (
-    PING,
-    refuse,
-    renamed,
-    seed_of,
-    table_options,
-)
+from gemmakv.server.apis.openai import seed_of
 from gemmakv.server.apis.response_input import (
     choice_of,
     format_of,
@@ -61,31 +48,43 @@ from gemmakv.server.apis.response_items import (
     thought_item,
     without_bytes,
 )
-from gemmakv.server.apis.sessions import history_of, kept, owner
+from gemmakv.server.apis.routing import router, streams
+from gemmakv.server.apis.streams import (
+    COMMENT,
+    SSE,
+    Pieces,
+    Reply,
+    answer,
+    sse,
+)
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
     refuse_others,
     unexpected,
 )
+from gemmakv.server.service.events import (
+    Called,
+    Event,
+    Finished,
+    Started,
+    Token,
+)
 from gemmakv.server.service.history import DROPPED
 from gemmakv.server.service.requests import ChatRequest, Past
 
+ROUTER = router()
 _LOGPROBS = "message.output_text.logprobs"
-_NOTHING: dict[str, tuple[Any, ...]] = {
-    "background": (False,), "prompt": (),
-    "n": (1,), "messages": (), "response_format": (), "grammar": ("",),
-    "context_management": ([],),
-}  # fmt: skip
 _NAMES = {
     "max_tokens": "max_output_tokens", "messages": "input",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
 }  # fmt: skip
 _ID = {"previous_response_id": "response_id"}
+_PATH = "/v1/responses/{response}"
 
 
-class _Common(msgspec.Struct, kw_only=True):
+class ResponseFields(Body):
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -99,56 +98,61 @@ class _Common(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
 
 
-class InputTokensBody(_Common, kw_only=True):
+class InputTokensBody(ResponseFields):
     """`max_output_tokens` is ours: what `truncation` makes room for."""
 
     input: str | list[dict[str, Any]] | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
 
 
-class InputTokens(msgspec.Struct, kw_only=True):
-    object: Literal["response.input_tokens"] = "response.input_tokens"
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
     input_tokens: int
 
 
-class ResponsesBody(_Common, kw_only=True):
+class ResponsesBody(ResponseFields, OptionsBody):
     input: str | list[dict[str, Any]]
     stream: bool | None = None
     store: bool | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     cache_salt: Salt | None = None
 
 
-class ItemsQuery(msgspec.Struct, kw_only=True):
-    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+class ItemsQuery(Query):
+    limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
 
 
-class ItemList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
+class ItemList(TypedDict):
+    object: Literal["list"]
     data: list[dict[str, Any]]
     first_id: str | None
     last_id: str | None
     has_more: bool
 
 
-class RetrieveQuery(msgspec.Struct, kw_only=True):
+class RetrieveQuery(Query):
     stream: bool | None = None
-    starting_after: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    starting_after: int | None = Field(None, ge=0)
 
 
-async def create(call: Call) -> None:
-    body, document = await call.json(ResponsesBody)
+@ROUTER.post(
+    "/v1/responses",
+    response_model=dict[str, Any],
+    responses=streams(SSE),
+    summary="OpenAI's responses",
+)
+async def create(call: CallDep, body: ResponsesBody) -> Response:
+    call.takes(body)
     call.check_model(body.model)
-    refuse(document, _NOTHING)
-    options = table_options(document)
+    options = body.options()
     for name in ("logprobs", "top_logprobs"):
         options.pop(name, None)
     if body.max_output_tokens is not None:
@@ -161,7 +165,7 @@ async def create(call: Call) -> None:
     if wants_logprobs:
         options["logprobs"] = True
         options["top_logprobs"] = body.top_logprobs or 0
-    keeps = history_of(call.chat) is not None and body.store is not False
+    keeps = history_of(call.service) is not None and body.store is not False
     past = _past(
         call,
         body,
@@ -176,36 +180,49 @@ async def create(call: Call) -> None:
     shape = _Response(call, past, wants_logprobs)
     if body.max_output_tokens is None:  # its name in the other routes
         del names["max_tokens"]
-    with renamed(document, names):
-        await serve(call, request, shape, bool(body.stream))
+    call.names = names
+    return await answer(call, request, shape, body.stream)
 
 
-async def input_tokens(call: Call) -> None:
-    """What `create` would read."""
-    body, document = await call.json(InputTokensBody)
+@ROUTER.post(
+    "/v1/responses/input_tokens",
+    response_model=InputTokens,
+    summary="The tokens that a response would read",
+)
+async def input_tokens(call: CallDep, body: InputTokensBody) -> Response:
+    call.takes(body)
     call.check_model(body.model)
-    refuse(document, _NOTHING)
     past = _past(call, body, {}, False, {})
     options = {}
     if body.max_output_tokens is not None:
         options["max_tokens"] = body.max_output_tokens
     request, names = _request(call, body, body.input or "", past, options)
-    with renamed(document, names):
-        count = await call.chat.count(request)
-        call.chat.check_length(count, True)
-    await call.answer(InputTokens(input_tokens=count))
+    call.names = names
+    count = await call.service.count(request)
+    call.service.check_length(count, True)
+    found: InputTokens = {
+        "object": "response.input_tokens",
+        "input_tokens": count,
+    }
+    return JsonResponse(found)
 
 
-async def input_items(call: Call) -> None:
+@ROUTER.get(
+    _PATH + "/input_items",
+    response_model=ItemList,
+    summary="What a kept response was given",
+)
+async def input_items(
+    call: CallDep, response: str, query: Annotated[ItemsQuery, QueryField()]
+) -> Response:
     """All that a response was given, also by the responses that it follows;
     of these their output, too.
     """
     history = kept(call)
-    query = call.query_of(ItemsQuery)
-    with renamed({}, _ID):
-        line = await history.on(
-            history.store.turns.line, owner(call), _id(call)
-        )
+    call.names = _ID
+    line = await history.on(
+        history.store.turns.line, owner_in(call), response
+    )
     items: list[dict[str, Any]] = []
     for turn in line:
         items += input_items_of(turn)
@@ -222,19 +239,19 @@ async def input_items(call: Call) -> None:
             )
         items = items[places[0] + 1 :]
     shown = items[: query.limit]
-    await call.answer(
-        ItemList(
-            data=shown,
-            first_id=shown[0]["id"] if shown else None,
-            last_id=shown[-1]["id"] if shown else None,
-            has_more=len(items) > len(shown),
-        )
-    )
+    found: ItemList = {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(items) > len(shown),
+    }
+    return JsonResponse(found)
 
 
 def _request(
     call: Call,
-    body: _Common,
+    body: ResponseFields,
     given: str | list[dict[str, Any]],
     past: Past,
     options: dict[str, Any],
@@ -270,46 +287,66 @@ def _request(
     return request, names
 
 
-async def get(call: Call) -> None:
+@ROUTER.get(
+    _PATH,
+    response_model=dict[str, Any],
+    responses=streams(SSE),
+    summary="A response that is kept",
+)
+async def retrieve(
+    call: CallDep,
+    response: str,
+    query: Annotated[RetrieveQuery, QueryField()],
+) -> Response:
     history = kept(call)
-    query = call.query_of(RetrieveQuery)
     if query.starting_after is not None and not query.stream:
         raise invalid(
             "starting_after",
             f"expected stream=true with it, found {query.starting_after} "
             "without",
         )
-    with renamed({}, _ID):
-        turn = await history.on(history.store.turns.get, owner(call), _id(call))
+    call.names = _ID
+    turn = await history.on(history.store.turns.get, owner_in(call), response)
     if not query.stream:
-        await call.answer(of_turn(call, turn))
-        return
-    shape = _Response(call, past_of_turn(turn), False)
-    stream = Stream(call, SSE, PING)
-    try:
-        await stream.write(shape.again(turn, query.starting_after))
-        await stream.end()
-    finally:
-        await stream.close()
+        return JsonResponse(of_turn(call, turn))
+    return _Again(call, turn, query.starting_after)
 
 
-async def delete(call: Call) -> None:
+@ROUTER.delete(
+    _PATH, response_model=dict[str, Any], summary="Forgets a response"
+)
+async def delete(call: CallDep, response: str) -> Response:
     history = kept(call)
-    with renamed({}, _ID):
-        await history.on(
-            history.store.turns.delete_response, owner(call), _id(call)
-        )
-    await call.answer({"id": _id(call), "object": "response", "deleted": True})
+    call.names = _ID
+    await history.on(
+        history.store.turns.delete_response, owner_in(call), response
+    )
+    return JsonResponse(
+        {"id": response, "object": "response", "deleted": True}
+    )
 
 
-def _id(call: Call) -> str:
-    params: Mapping[str, str] = call.scope["path_params"]
-    return params["response"]
+class _Again(Response):
+    """The stream of a response that is over."""
+
+    def __init__(self, call: Call, turn: Turn, after: int | None) -> None:
+        super().__init__(media_type=SSE)
+        self._call = call
+        self._turn = turn
+        self._after = after
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        shape = _Response(self._call, past_of_turn(self._turn), False)
+        async with Pieces(self._call, send, SSE, COMMENT) as pieces:
+            await pieces.write(shape.again(self._turn, self._after))
+            await pieces.end()
 
 
 def _past(
     call: Call,
-    body: _Common,
+    body: ResponseFields,
     asks: Mapping[str, object],
     keeps: bool,
     params: dict[str, Any],
@@ -361,7 +398,7 @@ def _echoed(
     call: Call, body: ResponsesBody, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What answers say of the request."""
-    defaults = {"temperature": 1.0, "top_p": 1.0, **call.chat.defaults}
+    defaults = {"temperature": 1.0, "top_p": 1.0, **call.service.defaults}
     defaults |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, **options}
     names = (
         "temperature", "top_p", "presence_penalty", "frequency_penalty",
@@ -384,16 +421,16 @@ def _echoed(
 
 
 class _Response:
-    """The answer to one request: a shape of `serve`."""
+    """The answer to one request."""
 
-    kind = SSE
-    ping = PING
+    media_type = SSE
+    ping = COMMENT
 
     def __init__(self, call: Call, past: Past, logprobs: bool) -> None:
         self._call = call
         self._past = past
         self._params = dict(past.params)
-        self._logprobs = Logprobs(call.chat.tokenizer) if logprobs else None
+        self._logprobs = Logprobs(call.service.tokenizer) if logprobs else None
         self._number = 0
         self._after = -1  # events up to this number are not told
         self._output: list[dict[str, Any]] = []
@@ -527,7 +564,7 @@ class _Response:
             if not token.text:
                 return thoughts
             return thoughts + self._token(
-                msgspec.structs.replace(token, reasoning="")
+                dataclasses.replace(token, reasoning="")
             )
         entries = [*self._entries, *self._listed([token])]
         if self._open is None or self._open["type"] != "message":
