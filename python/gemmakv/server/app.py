@@ -187,12 +187,13 @@ class App(FastAPI):
 
     def _methods(self, scope: Scope) -> list[str]:
         """Of all routes with the path."""
-        return sorted(
+        found = {
             method
             for route in self._routes
             if route.matches(scope)[0] is not Match.NONE
             for method in route.methods or ()
-        )
+        }
+        return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
     def _nearest(self, path: str) -> str:
         """Names the route that a path which none has is meant to be, if one is

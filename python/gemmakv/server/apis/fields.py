@@ -11,7 +11,7 @@ named in the answer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import to_jsonable_python
@@ -40,6 +40,9 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
+    # Of this route, as in the table of all routes.
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
     @property
     def others(self) -> dict[str, Any]:
         """The fields that the model does not declare, without nulls."""
@@ -56,7 +59,9 @@ class Body(BaseModel):
         one that asks for something which is not there.
         """
         found = [name for name in self.others if name not in self.taken]
-        check_supported({name: self.others[name] for name in found})
+        check_supported(
+            {name: self.others[name] for name in found}, self.unsupported
+        )
         return found
 
     def said(self) -> dict[str, Any]:

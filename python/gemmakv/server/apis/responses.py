@@ -85,6 +85,8 @@ _PATH = "/v1/responses/{response}"
 
 
 class ResponseFields(Body):
+    unsupported = {"prompt": (), "messages": (), "response_format": ()}
+
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope
 
@@ -85,6 +86,8 @@ class BodyRequest(Request):
                     found += chunk
                     if len(found) > limits.body_bytes:
                         raise _too_large(limits.body_bytes)
+        except ClientDisconnect:
+            raise asyncio.CancelledError from None
         except TimeoutError:
             raise RequestError(
                 408,

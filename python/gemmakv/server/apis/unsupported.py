@@ -27,17 +27,21 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "input_suffix": ("",), "input_extra": ([],), "session": (),
     "grammar": ("",), "tools": ([],), "tool_choice": ("none", "auto"),
     "reasoning_effort": ("none",), "thinking": ({"type": "disabled"},),
-    "chat_template_kwargs": ({},), "messages": (), "response_format": (),
-    "background": (False,), "prompt": (), "context_management": ([],),
-    "mcp_servers": ([],), "container": (),
+    "chat_template_kwargs": ({},), "background": (False,),
+    "context_management": ([],), "mcp_servers": ([],), "container": (),
 }  # fmt: skip
 
 
-def check_supported(fields: Mapping[str, Any], prefix: str = "") -> None:
-    """Raises RequestError for a field that asks for what is not there."""
+def check_supported(
+    fields: Mapping[str, Any], more: Mapping[str, tuple[Any, ...]] = {}
+) -> None:
+    """Raises RequestError for a field that asks for what is not there.
+
+    `more` are such fields of one route.
+    """
     for name, value in fields.items():
-        harmless = UNSUPPORTED.get(name)
+        harmless = more.get(name, UNSUPPORTED.get(name))
         if harmless is not None and value is not None and (
             value not in harmless
         ):
-            raise missing(prefix + name)
+            raise missing(name)
