@@ -149,6 +149,14 @@ class Guarded:
                 "both",
                 code="ambiguous_length",
             )
+        upgrade = Headers(scope=scope).get("upgrade", "").lower()
+        if upgrade == "websocket":
+            raise RequestError(
+                426,
+                "upgrade: expected HTTP with server-sent events, found "
+                "websocket",
+                code="upgrade_not_supported",
+            )
         # The protocol's own limit is for a head that arrives in parts.
         length = len(scope["raw_path"]) + len(scope["query_string"])
         length += sum(len(k) + len(v) + 4 for k, v in scope["headers"])

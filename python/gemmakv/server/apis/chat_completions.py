@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from typing import Any, Literal, NotRequired
 
 from pydantic import Field
@@ -25,6 +26,7 @@ from gemmakv.server.apis.openai import (
 )
 from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.streams import SSE, Reply, answer
+from gemmakv.server.apis.tools import arguments_of, read_tools, text_of
 from gemmakv.server.service.errors import invalid, missing, unexpected
 from gemmakv.server.service.events import (
     Called,
@@ -101,13 +103,24 @@ class FunctionCall(TypedDict):
     function: Function
 
 
+class Custom(TypedDict):
+    name: str
+    input: str
+
+
+class CustomCall(TypedDict):
+    id: str
+    type: Literal["custom"]
+    custom: Custom
+
+
 class AssistantMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
     refusal: None
     annotations: list[Any]
     reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[FunctionCall]]
+    tool_calls: NotRequired[list[FunctionCall | CustomCall]]
 
 
 class Choice(TypedDict):
@@ -139,19 +152,22 @@ async def chat_completions(call: CallDep, body: ChatBody) -> Response:
     if body.session is not None and body.store is False:
         raise invalid("store", "expected true with a session, found false")
     past = past_of(call, body.session)
+    tools = read_tools(body.tools, body.tool_choice, flat=False)
+    call.names = {**call.names, **tools.names}
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
         messages=_messages(body.messages),
         past=past,
         options=options,
-        tools=body.tools,
-        tool_choice=body.tool_choice,
+        tools=tools.functions,
+        tool_choice=tools.choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         think=think_of(call, body.said()),
         n=body.n or 1,
         arrived=call.arrived,
+        not_enforced=tools.not_enforced,
     )
-    shape = _Chat(call, body)
+    shape = _Chat(call, body, tools.custom)
     shape.head.update(named(past))
     return await answer(call, request, shape, body.stream)
 
@@ -168,30 +184,55 @@ def _messages(given: list[ChatMessage]) -> list[dict[str, Any]]:
                 raise missing(f"{where}.{name}")
         if message.role == "function":
             raise missing(f"{where}.role", "results of functions")
-        if isinstance(message.content, list):
-            _check_parts(message.content, f"{where}.content")
-        said = {"role": message.role, "content": message.content}
+        content = message.content
+        if isinstance(content, list):
+            content = _parts(content, f"{where}.content")
+        if message.role == "tool" and content is None:
+            content = ""
+        said = {"role": message.role, "content": content}
         for name in ChatMessage.model_fields:
             value = getattr(message, name)
             if name not in said and value is not None:
                 said[name] = value
+        if isinstance(message.tool_calls, list):
+            said["tool_calls"] = [_call_in(one) for one in message.tool_calls]
         found.append(said)
     return found
 
 
-def _check_parts(parts: list[Any], where: str) -> None:
+def _parts(parts: list[Any], where: str) -> list[Any]:
+    found = []
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in _NOT_TEXT:
             raise missing(f"{where}[{i}].type", f"{kind}")
+        if kind == "refusal":
+            part = {"type": "text", "text": part.get("refusal")}
+        found.append(part)
+    return found
+
+
+def _call_in(call: Any) -> Any:
+    """A call of a message; one of a custom tool as that of a function."""
+    custom = call.get("custom") if isinstance(call, dict) else None
+    if not isinstance(custom, dict):
+        return call
+    arguments = arguments_of(str(custom.get("input")))
+    function = {"name": custom.get("name"), "arguments": arguments}
+    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 class _Chat(CompletionShape):
     prefix = "chatcmpl-"
     kind = "chat.completion.chunk"
 
-    def __init__(self, call: Call, body: ChatBody) -> None:
+    def __init__(
+        self, call: Call, body: ChatBody, custom: Container[str]
+    ) -> None:
+        """`custom`: names of tools that take one text."""
         super().__init__(call, body)
+        self.custom = custom
+        self._calls: dict[int, tuple[str, str]] = {}  # those that grow
         self.rows = body.n or 1
         self.wants_logprobs = bool(body.logprobs)
 
@@ -202,7 +243,7 @@ class _Chat(CompletionShape):
         if isinstance(event, Token):
             return self._token(event)
         if isinstance(event, Called):
-            return self._delta(event.index, {"tool_calls": [_call_of(event)]})
+            return self._called(event)
         if isinstance(event, Finished):
             return self._delta(event.index, {}, None, finish_reason(event))
         return self.end(event)
@@ -246,7 +287,7 @@ class _Chat(CompletionShape):
         if reasoning := reply.reasoning.get(i, ""):
             message["reasoning_content"] = reasoning
         if calls:
-            message["tool_calls"] = [_call(call) for call in calls]
+            message["tool_calls"] = [self._call(call) for call in calls]
         return {
             "index": i,
             "message": message,
@@ -274,19 +315,32 @@ class _Chat(CompletionShape):
             }
         )
 
+    def _called(self, event: Called) -> bytes:
+        """A part of a call. The text of a custom tool is known, and told,
+        once its call is whole.
+        """
+        part = event.part
+        if part.start is not None:
+            self._calls[event.index] = part.start
+        custom = self._calls[event.index][1] in self.custom
+        if custom and part.end is None:
+            return b""
+        delta: dict[str, Any] = {"index": part.call}
+        if custom:
+            assert part.end is not None
+            delta |= self._call(part.end)
+        else:
+            function: dict[str, Any] = {"arguments": part.arguments}
+            if part.start is not None:
+                delta |= {"id": part.start[0], "type": "function"}
+                function["name"] = part.start[1]
+            delta["function"] = function
+        return self._delta(event.index, {"tool_calls": [delta]})
 
-def _call(call: ToolCall) -> FunctionCall:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    function: Function = {"name": call.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
-
-
-def _call_of(event: Called) -> dict[str, Any]:
-    """A part of a call, as a chunk has it."""
-    part = event.part
-    delta: dict[str, Any] = {"index": part.call}
-    function: dict[str, Any] = {"arguments": part.arguments}
-    if part.start is not None:
-        delta |= {"id": part.start[0], "type": "function"}
-        function["name"] = part.start[1]
-    return {**delta, "function": function}
+    def _call(self, call: ToolCall) -> FunctionCall | CustomCall:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        if call.name in self.custom:
+            custom: Custom = {"name": call.name, "input": text_of(arguments)}
+            return {"id": call.id, "type": "custom", "custom": custom}
+        function: Function = {"name": call.name, "arguments": arguments}
+        return {"id": call.id, "type": "function", "function": function}

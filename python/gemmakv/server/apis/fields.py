@@ -20,7 +20,7 @@ from gemmakv._support.refusals import expected_by, found_by
 from gemmakv.errors import ArgumentError
 from gemmakv.options import GenerationOptions
 from gemmakv.server.apis.unsupported import check_supported
-from gemmakv.server.service.errors import RequestError
+from gemmakv.server.service.errors import RequestError, invalid
 from gemmakv.server.service.requests import taken_schema, whole
 
 Whole = Annotated[int, BeforeValidator(whole)]
@@ -100,7 +100,23 @@ class OptionsBody(Body):
             else self.others.get(name)
             for name in JSON_OPTIONS
         }  # fmt: skip
-        return {k: v for k, v in found.items() if v is not None}
+        found = {k: v for k, v in found.items() if v is not None}
+        bias = found.get("logit_bias")
+        if isinstance(bias, Mapping):  # JSON has no other keys than texts
+            found["logit_bias"] = _with_ids(bias)
+        return found
+
+
+def _with_ids(given: Mapping[str, Any]) -> dict[int, Any]:
+    found = {}
+    for key, value in given.items():
+        plain = key.isascii() and key.isdigit() and len(key) <= 10
+        if not plain or key != str(int(key)):  # "05" is no other token than "5"
+            raise invalid(
+                "logit_bias", f"expected token ids as keys, found {key[:40]!r}"
+            )
+        found[int(key)] = value
+    return found
 
 
 def invalid_field(

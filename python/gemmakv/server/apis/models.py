@@ -26,6 +26,7 @@ class ModelsQuery(Query):
     limit: int | None = Field(None, ge=1, le=1000)
     after_id: str | None = None
     before_id: str | None = None
+    client_version: str | None = Field(None, description="Codex says it.")
 
 
 class Model(TypedDict):
@@ -52,6 +53,7 @@ class ModelList(TypedDict):
     first_id: NotRequired[str | None]
     last_id: NotRequired[str | None]
     has_more: NotRequired[bool]
+    models: NotRequired[list[dict[str, Any]]]
 
 
 @ROUTER.get(
@@ -76,6 +78,8 @@ async def models(
         found["first_id"] = shown[0] if shown else None
         found["last_id"] = shown[-1] if shown else None
         found["has_more"] = len(shown) < len(within)
+    if query.client_version is not None:
+        found["models"] = [_codex_model(call, name) for name in shown]
     return JsonResponse(found)
 
 
@@ -131,3 +135,42 @@ def _model(call: Call, name: str) -> Model:
         }
         found.update(more)
     return found
+
+
+def _codex_model(call: Call, name: str) -> dict[str, Any]:
+    """A model as Codex lists them; it needs all of these fields."""
+    efforts = ("low", "medium", "high") if call.service.can_think else ()
+    return {
+        "slug": name,
+        "display_name": name,
+        "description": None,
+        "default_reasoning_level": efforts[1] if efforts else None,
+        "supported_reasoning_levels": [
+            {"effort": effort, "description": effort} for effort in efforts
+        ],
+        "shell_type": "shell_command",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 0,
+        "availability_nux": None,
+        "upgrade": None,
+        "base_instructions": "",
+        "model_messages": None,
+        "supports_reasoning_summaries": False,
+        "default_reasoning_summary": "none",
+        "support_verbosity": False,
+        "default_verbosity": None,
+        "apply_patch_tool_type": "function",
+        "web_search_tool_type": "text",
+        "truncation_policy": {"mode": "tokens", "limit": 10_000},
+        "supports_parallel_tool_calls": True,
+        "supports_image_detail_original": False,
+        "context_window": call.service.context,
+        "max_context_window": call.service.context,
+        "auto_compact_token_limit": None,
+        "effective_context_window_percent": 95,
+        "experimental_supported_tools": [],
+        "input_modalities": ["text"],
+        "supports_search_tool": False,
+        "use_responses_lite": False,
+    }

@@ -53,8 +53,6 @@ class CompletionFields(OptionsBody):
 
     def options(self) -> dict[str, Any]:
         found = super().options()
-        if self.logit_bias is not None:
-            found["logit_bias"] = _bias(self.logit_bias)
         if self.seed is not None:
             found["seed"] = seed_of(self.seed)
         return found
@@ -219,18 +217,6 @@ def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
                 raise thoughtless("thinking.type", "'disabled'", "'enabled'")
             raise thoughtless(name, "false", "true")
     return next(iter(found.values()), None)
-
-
-def _bias(given: Mapping[str, float]) -> dict[int, float]:
-    found = {}
-    for key, value in given.items():
-        plain = key.isascii() and key.isdigit() and len(key) <= 10
-        if not plain or key != str(int(key)):  # "05" is no other token than "5"
-            raise invalid(
-                "logit_bias", f"expected token ids as keys, found {key[:40]!r}"
-            )
-        found[int(key)] = value
-    return found
 
 
 class CompletionShape(ABC):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -22,17 +24,16 @@ from gemmakv.server.apis.kept import history_of, kept, owner_in
 from gemmakv.server.apis.logprobs import Logprobs, has_logprob
 from gemmakv.server.apis.openai import seed_of
 from gemmakv.server.apis.response_input import (
-    choice_of,
+    COMPACTED,
     format_of,
-    functions_of,
     messages_in,
     shifted,
     think_of,
-    tool_names,
-    tools_of,
 )
 from gemmakv.server.apis.response_items import (
+    CUSTOM,
     call_item,
+    custom_item,
     document_of,
     input_items_of,
     items_of,
@@ -46,6 +47,7 @@ from gemmakv.server.apis.response_items import (
     status_of,
     text_part,
     thought_item,
+    usage_of,
     without_bytes,
 )
 from gemmakv.server.apis.routing import router, streams
@@ -57,6 +59,7 @@ from gemmakv.server.apis.streams import (
     answer,
     sse,
 )
+from gemmakv.server.apis.tools import read_tools, text_of
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
@@ -65,6 +68,7 @@ from gemmakv.server.service.errors import (
 )
 from gemmakv.server.service.events import (
     Called,
+    Ended,
     Event,
     Finished,
     Started,
@@ -74,6 +78,11 @@ from gemmakv.server.service.history import DROPPED
 from gemmakv.server.service.requests import ChatRequest, Past
 
 ROUTER = router()
+_SUM_UP = (
+    "Sum up this conversation so far for somebody who goes on with it: what "
+    "was asked, found, decided and done, and what is still open."
+)
+_SUMMARY_TOKENS = 512
 _LOGPROBS = "message.output_text.logprobs"
 _NAMES = {
     "max_tokens": "max_output_tokens", "messages": "input",
@@ -82,6 +91,8 @@ _NAMES = {
 }  # fmt: skip
 _ID = {"previous_response_id": "response_id"}
 _PATH = "/v1/responses/{response}"
+# The ids of items have that of their turn, but for calls.
+_TURN_OF_ITEM = re.compile("^[a-z]+_([0-9A-Za-z]+)(_.*)?$")
 
 
 class ResponseFields(Body):
@@ -105,6 +116,18 @@ class InputTokensBody(ResponseFields):
 
     input: str | list[dict[str, Any]] | None = None
     max_output_tokens: Whole | None = None
+
+
+class CompactBody(ResponseFields):
+    input: str | list[dict[str, Any]] | None = None
+
+
+class Compaction(TypedDict):
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
 
 
 class InputTokens(TypedDict):
@@ -175,7 +198,8 @@ async def create(call: CallDep, body: ResponsesBody) -> Response:
         keeps,
         _echoed(call, body, options),
     )
-    request, names = _request(call, body, body.input, past, options)
+    given = await _resolved(call, body.input)
+    request, names = _request(call, body, given, past, options)
     request = dataclasses.replace(
         request, tenant=call.owner_of(body.cache_salt)
     )
@@ -198,7 +222,8 @@ async def input_tokens(call: CallDep, body: InputTokensBody) -> Response:
     options = {}
     if body.max_output_tokens is not None:
         options["max_tokens"] = body.max_output_tokens
-    request, names = _request(call, body, body.input or "", past, options)
+    given = await _resolved(call, body.input or "")
+    request, names = _request(call, body, given, past, options)
     call.names = names
     count = await call.service.count(request)
     call.service.check_length(count, True)
@@ -207,6 +232,63 @@ async def input_tokens(call: CallDep, body: InputTokensBody) -> Response:
         "input_tokens": count,
     }
     return JsonResponse(found)
+
+
+@ROUTER.post(
+    "/v1/responses/compact",
+    response_model=Compaction,
+    summary="A conversation in fewer tokens, which the model sums up",
+)
+async def compact(call: CallDep, body: CompactBody) -> Response:
+    """What the user said stays as it is; the rest becomes a summary, in an
+    item that this server reads in the input of a response.
+    """
+    call.takes(body)
+    call.check_model(body.model)
+    past = _past(call, body, {}, False, {})
+    given = await _resolved(call, body.input or [])
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    asked = [*given, {"role": "user", "content": _SUM_UP}]
+    request, names = _request(call, body, asked, past, {})
+    request = dataclasses.replace(
+        request, tools=None, tool_choice=None, truncate=True, streamed=False,
+        options={"max_tokens": _SUMMARY_TOKENS},
+    )  # fmt: skip
+    call.names = names
+    reply = Reply()
+    await call.service.run(request, reply.take)
+    id = past.id.removeprefix("resp_")
+    summary = {
+        "id": f"cmp_{id}",
+        "type": "compaction",
+        "encrypted_content": COMPACTED + reply.texts.get(0, ""),
+    }
+    said = [
+        item
+        for item in given
+        if item.get("role") == "user" and item.get("content")
+    ]
+    found: Compaction = {
+        "id": past.id,
+        "object": "response.compaction",
+        "created_at": int(past.created),
+        "output": [
+            {"id": f"msg_{id}_{i}", "status": "completed", **item,
+             "type": "message"}
+            for i, item in enumerate(map(_with_parts, said))
+        ] + [summary],
+        "usage": usage_of(_counted(reply.usage)),
+    }  # fmt: skip
+    return JsonResponse(found)
+
+
+def _with_parts(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose text is a part, as answers have it."""
+    content = item["content"]
+    if isinstance(content, str):
+        content = [{"type": "input_text", "text": content}]
+    return {**item, "content": content}
 
 
 @ROUTER.get(
@@ -251,6 +333,40 @@ async def input_items(
     return JsonResponse(found)
 
 
+async def _resolved(
+    call: Call, given: str | list[dict[str, Any]]
+) -> str | list[dict[str, Any]]:
+    """The items of a request, with kept items in place of references. Raises
+    RequestError for a reference to what is not kept.
+    """
+    if isinstance(given, str):
+        return given
+    found = []
+    for i, item in enumerate(given):
+        if item.get("type") == "item_reference":
+            item = await _kept_item(call, str(item.get("id")), f"input[{i}]")
+        found.append(item)
+    return found
+
+
+async def _kept_item(call: Call, id: str, where: str) -> dict[str, Any]:
+    history = history_of(call.service)
+    turn_id = _TURN_OF_ITEM.sub(r"resp_\1", id)
+    if history is not None:
+        with contextlib.suppress(RequestError):
+            turn = await history.on(
+                history.store.turns.get, owner_in(call), turn_id
+            )
+            for item in (*input_items_of(turn), *output_items_of(turn)):
+                if item["id"] == id:
+                    return item
+    raise invalid(
+        f"{where}.id",
+        f"expected the id of an item that this server keeps, found {id[:60]!r}",
+        "item_not_found",
+    )
+
+
 def _request(
     call: Call,
     body: ResponseFields,
@@ -263,7 +379,12 @@ def _request(
     format = (body.text or {}).get("format")
     if format is not None:
         options = {**options, "response_format": format_of(format)}
-    messages, names = messages_in(given)
+    read = messages_in(given)
+    messages, names = read.messages, read.names
+    tools = read_tools(body.tools, body.tool_choice, flat=True)
+    if tools.custom:
+        past.params[CUSTOM] = sorted(tools.custom)
+    call.ignored = [*call.ignored, *read.ignored, *tools.ignored]
     followed: Past | None = past
     if past.parent is None and past.session is None and past.keep is None:
         if body.instructions:
@@ -276,14 +397,15 @@ def _request(
         messages=messages,
         past=followed,
         options=options,
-        tools=tools_of(body.tools),
-        tool_choice=choice_of(body.tool_choice),
+        tools=tools.functions,
+        tool_choice=tools.choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         think=think_of(call, body.reasoning),
         truncate=body.truncation == "auto",
         arrived=call.arrived,
+        not_enforced=tools.not_enforced,
     )
-    names |= _NAMES | tool_names(body.tools)
+    names |= _NAMES | tools.names
     if body.conversation is not None:
         names["session"] = "conversation"
     return request, names
@@ -410,7 +532,11 @@ def _echoed(
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
         "max_output_tokens": body.max_output_tokens,
-        "tools": [shown_tool(t) for t in functions_of(body.tools)],
+        "tools": [
+            shown_tool(tool)
+            for tool in body.tools or ()
+            if tool.get("type") == "function"
+        ],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": body.text or {"format": {"type": "text"}},
@@ -419,6 +545,17 @@ def _echoed(
         "top_logprobs": body.top_logprobs or 0,
         "prompt_cache_key": body.prompt_cache_key,
         "user": body.user,
+    }
+
+
+def _counted(ended: Ended) -> dict[str, int]:
+    """The tokens of a request."""
+    return {
+        "prompt_tokens": ended.prompt_tokens,
+        "completion_tokens": ended.completion_tokens,
+        "cached_tokens": ended.cached_tokens,
+        "cache_write_tokens": ended.cache_write_tokens,
+        "reasoning_tokens": ended.reasoning_tokens,
     }
 
 
@@ -439,6 +576,7 @@ class _Response:
         self._open: dict[str, Any] | None = None  # the item that grows
         self._entries: list[Any] = []  # of tokens without text so far
         self._reason = "stop"
+        self._arguments = ""  # of a custom tool whose call grows
 
     def frames(self, event: Event) -> bytes:
         if isinstance(event, Started):
@@ -450,15 +588,8 @@ class _Response:
             return self._called(event.part)
         if isinstance(event, Finished):
             return self._finish(event.reason)
-        return self._ending(
-            {
-                "prompt_tokens": event.prompt_tokens,
-                "completion_tokens": event.completion_tokens,
-                "cached_tokens": event.cached_tokens,
-                "cache_write_tokens": event.cache_write_tokens,
-                "reasoning_tokens": event.reasoning_tokens,
-            }
-        )
+        assert isinstance(event, Ended)
+        return self._ending(_counted(event))
 
     def again(self, turn: Turn, after: int | None) -> bytes:
         """The stream of a response that is over, its texts in one piece;
@@ -498,7 +629,6 @@ class _Response:
 
     def whole(self, reply: Reply) -> object:
         self._params[DROPPED] = reply.dropped_messages
-        shown = reply.usage
         calls = [call.to_dict() for call in reply.calls.get(0, [])]
         entries = self._listed(reply.tokens.get(0, []))
         reason = reply.finished[0].reason
@@ -509,17 +639,9 @@ class _Response:
             calls,
             reason,
             entries,
+            self._params.get(CUSTOM, ()),
         )
-        return self._now(
-            reason,
-            {
-                "prompt_tokens": shown.prompt_tokens,
-                "completion_tokens": shown.completion_tokens,
-                "cached_tokens": shown.cached_tokens,
-                "cache_write_tokens": shown.cache_write_tokens,
-                "reasoning_tokens": shown.reasoning_tokens,
-            },
-        )
+        return self._now(reason, _counted(reply.usage))
 
     def failure(self, error: RequestError) -> bytes:
         found = self._now()
@@ -609,8 +731,14 @@ class _Response:
         self._entries = []
         if part.start is not None:
             frames += self._close()
-            frames += self._begin(call_item(*part.start, "", "in_progress"))
+            item = call_item(*part.start, "", "in_progress")
+            if part.start[1] in self._params.get(CUSTOM, ()):
+                item = custom_item(item)
+                self._arguments = ""
+            frames += self._begin(item)
         assert self._open is not None
+        if self._open["type"] == "custom_tool_call":
+            return frames + self._called_with_text(part)
         if part.arguments:
             self._open["arguments"] += part.arguments
             frames += self._of_item(
@@ -620,6 +748,19 @@ class _Response:
             self._open["status"] = "completed"
             frames += self._close()
         return frames
+
+    def _called_with_text(self, part: CallPart) -> bytes:
+        """The text of a custom tool is known once its call is whole."""
+        assert self._open is not None
+        self._arguments += part.arguments
+        if part.end is None:
+            return b""
+        self._open["input"] = text_of(self._arguments)
+        self._open["status"] = "completed"
+        frames = self._of_item(
+            "response.custom_tool_call_input.delta", delta=self._open["input"]
+        )
+        return frames + self._close()
 
     def _open_message(self) -> bytes:
         id = message_id(self._past.id, len(self._output))
@@ -666,11 +807,17 @@ class _Response:
         else:
             if item["status"] == "in_progress":  # cut short
                 item["status"] = "incomplete"
-            frames = self._of_item(
-                "response.function_call_arguments.done",
-                name=item["name"],
-                arguments=item["arguments"],
-            )
+            if item["type"] == "custom_tool_call":
+                frames = self._of_item(
+                    "response.custom_tool_call_input.done",
+                    input=item["input"],
+                )
+            else:
+                frames = self._of_item(
+                    "response.function_call_arguments.done",
+                    name=item["name"],
+                    arguments=item["arguments"],
+                )
         frames += self._event(
             "response.output_item.done",
             output_index=len(self._output),
