@@ -163,7 +163,7 @@ def test_models_in_its_form(app: App) -> None:
             "thinking.type",
         ),
         ({"thinking": {"type": "x"}}, "thinking.type"),
-        ({"thinking": 3}, "thinking.type"),
+        ({"thinking": 3}, "thinking"),
         ({"output_config": {"effort": "most"}}, "output_config.effort"),
         (
             {"context_management": {"edits": [{"type": "clear_tool_uses_1"}]}},

@@ -8,11 +8,22 @@ common, `streams` how answers leave, `errors` how each API says what is wrong.
 
 from __future__ import annotations
 
-from gemmakv.server.apis import chat_completions, completions, models, page
+from gemmakv.server.apis import (
+    anthropic,
+    chat_completions,
+    completions,
+    embeddings,
+    models,
+    ollama,
+    page,
+)
 
 ROUTERS = (
     chat_completions.ROUTER,
     completions.ROUTER,
+    embeddings.ROUTER,
     models.ROUTER,
+    anthropic.ROUTER,
+    ollama.ROUTER,
     page.ROUTER,
 )

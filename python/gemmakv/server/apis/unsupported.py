@@ -20,7 +20,8 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "json_schema": (), "conversation": (), "previous_response_id": (),
     "mirostat": (0,), "typical_p": (1,), "tfs_z": (1,),
     "dynatemp_range": (0,), "xtc_probability": (0,), "dry_multiplier": (0,),
-    "top_n_sigma": (-1,),
+    "top_n_sigma": (-1,), "mcp_servers": ([],), "container": (),
+    "images": ([],), "template": ("",), "context": ([],), "session": (),
 }  # fmt: skip
 
 
