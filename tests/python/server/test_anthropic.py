@@ -386,8 +386,11 @@ def test_blocks_of_a_server_are_left_out_by_name(
 def test_fields_that_mean_nothing_here_are_named(app: App) -> None:
     fields = {"metadata": {"user_id": "me"}, "service_tier": "auto",
               "mcp_servers": []}  # fmt: skip
-    answer = post(app, PATH, {**SAID, **fields})
-    assert answer.headers["x-gemmakv-ignored"] == ", ".join(fields)
+    thinking = {"type": "adaptive", "display": "omitted"}
+    answer = post(app, PATH, {**SAID, **fields, "thinking": thinking})
+    assert answer.headers["x-gemmakv-ignored"] == (
+        ", ".join([*fields, "thinking.display"])
+    )
 
 
 def test_any_name_if_the_operator_says_so(

@@ -109,6 +109,10 @@ class MessageCountTokensParams(Body):
     output_format: JSONOutputFormatParam | None = None
     context_management: ContextManagement | None = None
 
+    def ignored(self) -> list[str]:
+        more = {} if self.thinking is None else self.thinking.others
+        return super().ignored() + [f"thinking.{name}" for name in more]
+
     def check_hints(self) -> None:
         """Raises RequestError for an effort that is none, and for edits of
         the conversation that change it.
@@ -477,11 +481,11 @@ class _Messages:
             for call in calls
         ]
         return {
-            **self._head,
+            **self._head,  # type: ignore[typeddict-item]
             "content": content,
             **_ending(reply.finished[0]),
             "usage": _usage(reply.usage),
-        }  # type: ignore[typeddict-item]
+        }
 
     def failure(self, error: RequestError) -> bytes:
         return sse(anthropic_error(error, self._request_id), "error")
