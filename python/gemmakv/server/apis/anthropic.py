@@ -203,7 +203,7 @@ ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class Usage(TypedDict):
+class MessageUsage(TypedDict):
     input_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int
@@ -221,7 +221,7 @@ class Message(Ending):
     role: Literal["assistant"]
     model: str
     content: list[ContentBlock]
-    usage: Usage
+    usage: MessageUsage
     session: NotRequired[dict[str, Any]]
     diagnostics: NotRequired[dict[str, Any] | None]
 
@@ -493,7 +493,7 @@ class _Messages:
     def _opening(self, event: Started) -> bytes:
         # What of the prompt is cached shows when it has been read; the last
         # event says it.
-        usage: Usage = {
+        usage: MessageUsage = {
             "input_tokens": event.prompt_tokens,
             "cache_read_input_tokens": 0,
             "cache_creation_input_tokens": 0,
@@ -563,7 +563,7 @@ def _ending(finished: Finished) -> Ending:
     return {"stop_reason": reason, "stop_sequence": finished.stop}
 
 
-def _usage(ended: Ended) -> Usage:
+def _usage(ended: Ended) -> MessageUsage:
     cached, written = ended.cached_tokens, ended.cache_write_tokens
     return {
         "input_tokens": ended.prompt_tokens - cached - written,

@@ -22,7 +22,7 @@ from gemmakv.server.apis.logprobs import Logprobs, has_logprob
 from gemmakv.server.apis.openai import seed_of
 from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.streams import NDJSON, Reply, answer, ndjson
-from gemmakv.server.apis.unsupported import check_supported
+from gemmakv.server.apis.unsupported import UNSUPPORTED
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import (
     RequestError,
@@ -122,9 +122,11 @@ class BaseGenerateRequest(Body):
         found = super().ignored()
         if self.options is None:
             return found
-        others = {f"options.{k}": v for k, v in self.options.others.items()}
-        check_supported(self.options.others, "options.")
-        return found + list(others)
+        for name, value in self.options.others.items():
+            if value not in UNSUPPORTED.get(name, (value,)):
+                raise missing(f"options.{name}")
+            found.append(f"options.{name}")
+        return found
 
     def generation_options(self) -> dict[str, Any]:
         """The options of the reply. Raises RequestError."""
@@ -147,7 +149,7 @@ class BaseGenerateRequest(Body):
         return found
 
 
-class Message(Body):
+class OllamaMessage(Body):
     """A message of a conversation; its calls are read by the service."""
 
     role: str
@@ -173,26 +175,26 @@ class Message(Body):
         return found | {k: v for k, v in more.items() if v is not None}
 
 
-class ChatBody(BaseGenerateRequest):
-    messages: list[Message] | None = None
+class OllamaChatBody(BaseGenerateRequest):
+    messages: list[OllamaMessage] | None = None
     tools: list[dict[str, Any]] | None = None
     session: str | None = None
 
 
-class GenerateBody(BaseGenerateRequest):
+class OllamaGenerateBody(BaseGenerateRequest):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
 
 
-class ShowBody(Body):
+class OllamaShowBody(Body):
     """`name` is what `model` was called before."""
 
     model: str | None = None
     name: str | None = None
 
 
-class FunctionCall(TypedDict):
+class CalledFunction(TypedDict):
     index: int
     name: str
     arguments: dict[str, Any]
@@ -200,7 +202,7 @@ class FunctionCall(TypedDict):
 
 class MessageCall(TypedDict):
     id: str
-    function: FunctionCall
+    function: CalledFunction
 
 
 class ReplyMessage(TypedDict):
@@ -291,7 +293,7 @@ class VersionResponse(TypedDict):
     responses=streams(NDJSON),
     summary="Ollama's chat",
 )
-async def chat(call: CallDep, body: ChatBody) -> Response:
+async def chat(call: CallDep, body: OllamaChatBody) -> Response:
     call.takes(body)
     call.check_model(body.model)
     options = body.generation_options()
@@ -322,7 +324,7 @@ async def chat(call: CallDep, body: ChatBody) -> Response:
     responses=streams(NDJSON),
     summary="Ollama's completions",
 )
-async def generate(call: CallDep, body: GenerateBody) -> Response:
+async def generate(call: CallDep, body: OllamaGenerateBody) -> Response:
     call.takes(body)
     call.check_model(body.model)
     options = body.generation_options()
@@ -378,7 +380,7 @@ async def ps(call: CallDep) -> Response:
 @ROUTER.post(
     "/api/show", response_model=ShowResponse, summary="What the model is"
 )
-async def show(call: CallDep, body: ShowBody) -> Response:
+async def show(call: CallDep, body: OllamaShowBody) -> Response:
     name = body.model or body.name
     if not name:
         given = body.model if body.name is None else body.name
