@@ -271,6 +271,18 @@ def test_hidden_thoughts_of_others_are_left_out(app: App) -> None:
         assert message.startswith(f"messages[1].content[0].{where}: ")
 
 
+def test_thoughts_come_back_to_a_model_that_has_none(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = prompts_of(app, monkeypatch)
+    thought = {"type": "thinking", "thinking": "Rain?", "signature": "Ev8B"}
+    text = {"type": "text", "text": "Yes."}
+    for reply in ([thought, text], [text]):
+        turn = {"role": "assistant", "content": reply}
+        message(app, messages=[*USER, turn, *USER])
+    assert prompts[0] == prompts[1]
+
+
 @pytest.mark.parametrize("inner, place", [
     ([{"type": "text", "text": "x"}, {"type": "image"}], "content[1].type"),
     ([{"type": "text"}], "content[0].text"), (5, "content"),
