@@ -88,7 +88,8 @@ class ServeSettings(BaseModel):
         "Read options from a TOML file, by their names: port = 8080. Flags "
         "and variables take precedence.")
     served_model_name: Texts = _option([], "NAME",
-        "The model's name in requests. Default: MODEL.")
+        "The model's name in requests; * accepts any name, which answers "
+        "repeat. Default: MODEL.")
     host: str = _option("127.0.0.1", "ADDRESS",
         "The address to listen at, or with a slash the path of a Unix "
         "socket. An address that others can reach needs API keys.")

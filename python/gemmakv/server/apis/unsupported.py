@@ -29,6 +29,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",), "thinking": ({"type": "disabled"},),
     "chat_template_kwargs": ({},), "background": (False,),
     "context_management": ([],), "mcp_servers": ([],), "container": (),
+    "images": ([],), "template": ("",), "context": ([],),
 }  # fmt: skip
 
 

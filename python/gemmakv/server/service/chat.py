@@ -424,17 +424,8 @@ class ChatService:
         Raises RequestError. If the task is cancelled, it ends with the step
         of the model that runs.
         """
-        try:
-            with self._serving():
-                return await self._embed(request)
-        except RequestError as error:
-            for name, other in request.names.items():
-                if (error.param or "").startswith(name):
-                    rest = (error.param or "")[len(name) :]
-                    error.message = other + error.message[len(name) :]
-                    error.param = other + rest
-                    break
-            raise
+        with self._serving():
+            return await self._embed(request)
 
     async def _embed(
         self, request: EmbedRequest

@@ -150,7 +150,6 @@ class EmbedRequest:
       dim, prompt: as for `Gemma.embed`.
       truncate: whether texts that are too long lose what is too much, which
         is an error otherwise.
-      names: what the API calls what errors begin with.
       arrived: time.monotonic() when the request came.
     """
 
@@ -159,7 +158,6 @@ class EmbedRequest:
     dim: int | None = None
     prompt: str | None = None
     truncate: bool = False
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     arrived: float = dataclasses.field(default_factory=time.monotonic)
 
 
