@@ -7,7 +7,7 @@ import contextlib
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NoReturn, Self
 
 from gemmakv import _core
@@ -25,6 +25,10 @@ from gemmakv.generation._result import (
 Take = Callable[
     [str, int, float | None, str | None, TopLogprobs | None], None
 ]
+
+# What takes how much of the prompt was read: tokens, those of them that were
+# in a cache, and tokens in all.
+Read = Callable[[int, int, int], Awaitable[None]]
 
 # A logits_processor: of token ids and logits.
 Processor = Callable[[Any, Any], Any]
@@ -295,13 +299,18 @@ class Stream(PieceStream):
         return self._generation
 
     async def _passing(
-        self, free: Callable[[], bool], take: Take
+        self,
+        free: Callable[[], bool],
+        take: Take,
+        read: Read | None = None,
     ) -> AsyncIterator[Piece]:
         """Pieces that `take` does not get.
 
         It gets those that come while `free` says so, as soon as the event loop
         sees them, in order, without this task going on for it: half of what a
-        token costs otherwise. What the two raise is raised here.
+        token costs otherwise. What the two raise is raised here. Before the
+        first piece, `read` is told how much of the prompt was read, each
+        number once; it rises to all of it.
 
         Requires: inside `async with`; no `progress`.
         """
@@ -309,6 +318,10 @@ class Stream(PieceStream):
         self._watch()
         bell, failure = self._bell, None
         assert bell is not None
+        told = -1  # tokens of the prompt
+
+        def is_free() -> bool:
+            return read is None and free()
 
         def pass_on() -> bool:
             """Passes on what there is; tells whether the task has to go on."""
@@ -316,7 +329,7 @@ class Stream(PieceStream):
             if self._ready or self._cancelled:
                 return True
             try:
-                self._take_all(free, take)
+                self._take_all(is_free, take)
             except BaseException as error:
                 failure = error
             return failure is not None or bool(self._ready) or self._finished
@@ -330,6 +343,15 @@ class Stream(PieceStream):
                 async for piece in self:
                     yield piece
                 return
+            if read is not None:
+                begin, end = self._handle.prompt_range
+                cached = max(0, self._handle.cached_tokens - begin)
+                done = max(cached, min(self._handle.progress, end - begin))
+                if done > told:
+                    told = done
+                    await read(done, cached, end - begin)
+                if done == end - begin:
+                    read = None
             if self._ready:
                 piece = self._ready.popleft()
                 if not self._ready:
@@ -341,7 +363,7 @@ class Stream(PieceStream):
                 return
             elif not pass_on():
                 with bell.heard_by(heard):
-                    await bell.wait()
+                    await bell.wait(None if read is None else REPORT_S)
 
     def _take_all(self, free: Callable[[], bool], take: Take) -> None:
         """Gives what is there to `take`; what it is not free for is ready

@@ -24,7 +24,7 @@ from gemmakv.server.apis.llama import error_style
 from gemmakv.server.apis.logprobs import Logprobs, has_logprob
 from gemmakv.server.apis.ollama import LAST_TOKENS, SAMPLING
 from gemmakv.server.apis.openai import PING, refuse, renamed, seed_of
-from gemmakv.server.apis.timings import timings
+from gemmakv.server.apis.timings import prompt_progress, timings
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import (
     RequestError,
@@ -32,6 +32,7 @@ from gemmakv.server.service.errors import (
     missing,
     unexpected,
 )
+from gemmakv.server.service.events import Progress
 from gemmakv.server.service.requests import ChatRequest, penalized
 
 _OPTIONS = {**SAMPLING, "n_predict": "max_tokens", "ignore_eos": "ignore_eos"}
@@ -49,7 +50,7 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
     "dynatemp_range": (0,), "xtc_probability": (0,), "dry_multiplier": (0,),
     "top_n_sigma": (-1,), "n_indent": (0,), "t_max_predict_ms": (0, -1),
     "min_keep": (0,), "post_sampling_probs": (False,), "image_data": ([],),
-    "response_fields": ([],), "return_progress": (False,), "lora": ([],),
+    "response_fields": ([],), "lora": ([],),
     "samplers": ([],), "n_cmpl": (1,), "n": (1,), "input_prefix": ("",),
     "input_suffix": ("",), "input_extra": ([],), "session": (),
 }  # fmt: skip
@@ -68,6 +69,7 @@ class CompletionBody(msgspec.Struct, kw_only=True):
     ) = None
     n_probs: int | None = None
     cache_prompt: bool | None = None
+    return_progress: bool | None = None
     return_tokens: bool | None = None
     json_schema: dict[str, Any] | None = None
     model: str | None = None
@@ -87,6 +89,7 @@ async def completion(call: Call) -> None:
         tenant=call.owner_of(body.cache_salt),
         prompts=prompts,
         options=options,
+        progress=bool(body.return_progress),
         arrived=call.arrived,
     )
     shape = _Completion(call, body, options, texts, several)
@@ -225,6 +228,10 @@ class _Completion:
             sent = self._sent[event.index]
             rest = list(event.generation.token_ids)[sent:]
             return sse(self._end(event, "", rest))
+        if isinstance(event, Progress):
+            said = {"content": "", "tokens": [], "stop": False}
+            index = {"index": event.index, "id_slot": event.index}
+            return sse({**index, **said, **prompt_progress(event)})
         if not isinstance(event, Token):
             return b""
         tokens = [event.token_id] if event.token_id >= 0 else []

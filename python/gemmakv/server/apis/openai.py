@@ -33,7 +33,7 @@ from gemmakv.server.apis.http import (
 )
 from gemmakv.server.apis.logprobs import Logprobs, finite, has_logprob
 from gemmakv.server.apis.sessions import named, past_of
-from gemmakv.server.apis.timings import timings
+from gemmakv.server.apis.timings import prompt_progress, timings
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
@@ -42,6 +42,7 @@ from gemmakv.server.service.errors import (
     thoughtless,
     unexpected,
 )
+from gemmakv.server.service.events import Progress
 from gemmakv.server.service.requests import ChatRequest
 
 _DONE = b"data: [DONE]\n\n"
@@ -110,7 +111,9 @@ class ChatBody(_Common, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     session: str | None = None
+    replaces: str | None = None
     store: bool | None = None
+    return_progress: bool | None = None
 
 
 class ModelsQuery(msgspec.Struct, kw_only=True):
@@ -143,7 +146,7 @@ async def chat_completions(call: Call) -> None:
         )
     if body.session is not None and body.store is False:
         raise invalid("store", "expected true with a session, found false")
-    past = past_of(call, body.session)
+    past = past_of(call, body.session, replaces=body.replaces)
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
         messages=_messages(body.messages),
@@ -154,6 +157,7 @@ async def chat_completions(call: Call) -> None:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         think=_think(call, document),
         n=_count(body),
+        progress=bool(body.return_progress),
         arrived=call.arrived,
     )
     shape = _Chat(call, body, bool(body.logprobs))
@@ -540,6 +544,8 @@ class _Chat(_Shape):
         if isinstance(event, Started):
             opening = {"role": "assistant", "content": "", "refusal": None}
             return b"".join(self._chunk(i, opening) for i in range(self.rows))
+        if isinstance(event, Progress):
+            return self._chunk(event.index, {}, more=prompt_progress(event))
         if isinstance(event, Token):
             logprobs = None
             if self.wants_logprobs and has_logprob(event):
@@ -605,6 +611,7 @@ class _Chat(_Shape):
         delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
         reason: str | None = None,
+        more: Mapping[str, Any] = {},
     ) -> bytes:
         choice = {
             "index": index,
@@ -616,6 +623,7 @@ class _Chat(_Shape):
             **self.head,
             "object": "chat.completion.chunk",
             "choices": [choice],
+            **more,
         }
         if self.wants_usage:
             chunk["usage"] = None
@@ -672,8 +680,8 @@ class _Completion(_Shape):
             if logprobs is None:
                 return self._said(event.index, event.text)
             return self._chunk(event.index, event.text, logprobs)
-        if isinstance(event, Called):
-            return b""  # prompts have no tools
+        if isinstance(event, Called | Progress):
+            return b""  # prompts have no tools, and nobody asks
         if isinstance(event, Finished):
             return self._chunk(event.index, "", None, _reason(event))
         return self.end(event, "text_completion")

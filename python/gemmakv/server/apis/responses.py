@@ -17,6 +17,7 @@ from gemmakv.server.apis.http import (
     SSE,
     Call,
     Called,
+    Ended,
     Event,
     Finished,
     Reply,
@@ -411,6 +412,7 @@ class _Response:
             return self._called(event.part)
         if isinstance(event, Finished):
             return self._finish(event.reason)
+        assert isinstance(event, Ended)
         return self._ending(
             {
                 "prompt_tokens": event.prompt_tokens,

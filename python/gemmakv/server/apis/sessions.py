@@ -12,8 +12,8 @@ from gemmakv.server.apis import documents
 from gemmakv.server.apis.documents import Name, checked_name
 from gemmakv.server.apis.http import Call
 from gemmakv.server.service.chat import TOO_LONG, ChatService
-from gemmakv.server.service.errors import RequestError
-from gemmakv.server.service.history import SPENT, History
+from gemmakv.server.service.errors import RequestError, invalid
+from gemmakv.server.service.history import FIRST, SPENT, History
 from gemmakv.server.service.requests import Past
 
 _LISTED = 1_000  # characters of a `system` in lists
@@ -75,6 +75,13 @@ class Spent(msgspec.Struct, kw_only=True):
     miss_reason: str | None
     prefill_s: float
     decode_s: float
+    first_token_s: Annotated[
+        float | None,
+        msgspec.Meta(
+            description="Seconds from the request to the first token. Null of "
+            "turns that are older."
+        ),
+    ] = None
 
 
 class TurnObject(msgspec.Struct, kw_only=True):
@@ -112,7 +119,8 @@ class SessionNode(SessionObject, kw_only=True):
         str | None,
         msgspec.Meta(
             description="The session that this one branches off: the oldest "
-            "of those listed that it has the most turns in common with."
+            "of those listed that it has the most turns in common with, or, "
+            "without any, the one that it was forked from."
         ),
     ]
     parent_turn: Annotated[
@@ -286,15 +294,20 @@ def owner(call: Call) -> str:
 
 
 def past_of(
-    call: Call, session: str | None, system: str | None = None
+    call: Call,
+    session: str | None,
+    system: str | None = None,
+    replaces: str | None = None,
 ) -> Past | None:
     """Of a request with a `session`; None without. `system` is what the model
     is told instead of the session's.
     """
     if session is None:
+        if replaces is not None:
+            raise invalid("replaces", "expected a session with it, found none")
         return None
     kept(call, "session")
-    return Past(new_id("resp"), session, system=system)
+    return Past(new_id("resp"), session, system=system, replaces=replaces)
 
 
 def named(past: Past | None) -> dict[str, Any]:
@@ -314,7 +327,11 @@ def _turn(turn: Turn) -> TurnObject:
         tools=turn.tools,
         finish_reason=turn.reason,
         usage=turn.usage,
-        spent=Spent(**spent) if (spent := turn.params.get(SPENT)) else None,
+        spent=(
+            Spent(**spent, first_token_s=turn.params.get(FIRST))
+            if (spent := turn.params.get(SPENT))
+            else None
+        ),
     )
 
 

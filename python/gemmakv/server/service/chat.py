@@ -66,6 +66,7 @@ from gemmakv.server.service.events import (
     Emit,
     Finished,
     Outlet,
+    Progress,
     Started,
     Token,
 )
@@ -843,11 +844,18 @@ class ChatService:
         def put(*piece: Any) -> None:
             sink.put(events(*piece))
 
+        begin = time.monotonic()
+
+        async def read(done: int, cached: int, total: int) -> None:
+            seconds = time.monotonic() - begin
+            await sink.emit(Progress(index, done, total, cached, seconds))
+
+        reading = read if request.progress and request.n == 1 else None
         stream = await gemma.astream(cache, prompt, **options)
         async with stream:
             # While the engine computes: the first token does not wait for it.
             await sink.open()
-            async for piece in stream._passing(sink.free, put):
+            async for piece in stream._passing(sink.free, put, reading):
                 for event in events(
                     piece.text,
                     piece.token_id,
