@@ -205,8 +205,13 @@ def test_stream_and_reload(tab: Tab, server: ServerProcess) -> None:
     assert sum(spent["cached"].values()) == used["cached_tokens"] > 500
     cost = page.locator("#turns > .turn").nth(1).locator(".cost")
     expect(cost).to_contain_text(f"RAM {used['cached_tokens']:,}")
-    expect(cost).to_contain_text(f"Prompt {used['prompt_tokens']:,} tokens")
-    expect(cost).to_contain_text("tokens/s")
+    took = page.locator("#turns > .turn").nth(1).locator(".took")
+    expect(took).to_have_text(re.compile(
+        rf"^{used['completion_tokens']} tokens, the first after \d.* m?s, then "
+        rf"[\d,.]+ a second\. Of the prompt’s {used['prompt_tokens']:,} tokens, "
+        rf"the first {used['cached_tokens']:,} came from RAM and \d+ were "
+        r"computed \(.+\)\.$"
+    ))
     page.get_by_label("Your message").fill("not sent yet")
     page.reload()
     expect(page.get_by_label("Your message")).to_have_value("not sent yet")
@@ -313,6 +318,200 @@ def test_fork_edit_rewind_compare(tab: Tab, server: ServerProcess) -> None:
     })  # fmt: skip
     expect(page.locator(".said.user").first).to_contain_text("something else")
     expect(page.locator("#error")).to_contain_text("Turn 1 of edited.json was")
+
+
+def name_of(page: Any) -> Any:
+    return page.get_by_role("heading", level=2).first
+
+
+@pytest.mark.slow
+def test_again(tab: Tab, server: ServerProcess) -> None:
+    """Another reply comes into the place of the last one, which a fork has."""
+    page = tab()
+    page.locator("#options summary").click()
+    page.get_by_label("Temperature").fill("1.5")
+    page.get_by_label("Seed").fill("3")
+    id = begun(page, "first", "second")
+    before = session(server, id)["turns"]
+    expect(page.get_by_role("button", name="Again turn 1")).to_have_count(0)
+    page.get_by_role("button", name="Again turn 2").click()
+    former = page.get_by_role("button", name="Go to first (2)")
+    expect(former).to_be_visible()
+    expect(page.locator("#turns > .turn")).to_have_count(2)
+    expect(page.locator("#turns > .turn").last).to_be_focused()
+    now = session(server, id)["turns"]
+    assert now[0] == before[0] and now[1]["parent"] == before[0]["id"]
+    assert now[1]["messages"] == before[1]["messages"]
+    assert now[1]["reply"] != before[1]["reply"]
+    assert turns_of(page)[1] == now[1]["reply"]["content"].strip()
+    # A draft is nobody's business.
+    page.get_by_label("Your message").fill("a draft")
+    former.click()
+    expect(name_of(page)).to_have_text("first (2)")
+    fork = page.evaluate("location.hash.slice(1)")
+    assert session(server, fork)["turns"] == before
+    page.get_by_role("button", name="Go to first", exact=True).click()
+    expect(page.get_by_label("Your message")).to_have_value("a draft")
+    # So it is with the first turn, where they have none in common.
+    page.get_by_label("Your message").fill("")
+    alone = begun(page, "alone")
+    page.keyboard.press("Escape")
+    page.keyboard.press("a")
+    page.get_by_role("button", name="Go to alone (2)").click()
+    expect(name_of(page)).to_have_text("alone (2)")
+    item = page.get_by_role("treeitem", name="alone (2), fork at the beginning")
+    expect(item).to_have_attribute("aria-level", "2")
+    page.get_by_role("button", name="Go to alone", exact=True).click()
+    expect(name_of(page)).to_have_text("alone")
+    # The same reply again is told, and kept once.
+    page.get_by_label("Temperature").fill("0")
+    say(page, "cold")
+    page.get_by_role("button", name="Again turn 2").click()
+    expect(page.get_by_role("alert")).to_contain_text("came out the same")
+    expect(page.get_by_role("treeitem", name="alone (")).to_have_count(1)
+    assert len(session(server, alone)["turns"]) == 2
+
+
+@pytest.mark.slow
+def test_an_again_that_fails_leaves_all_as_it_was(
+    tab: Tab, server: ServerProcess
+) -> None:
+    page = tab(allowed=(400,))
+    id = begun(page, "failing")
+    before = session(server, id)["turns"]
+    page.locator("#options summary").click()
+    page.get_by_label("Temperature").fill("-1")
+    page.get_by_role("button", name="Again turn 1").click()
+    expect(page.get_by_role("alert")).to_contain_text("temperature")
+    expect(page.get_by_role("button", name="Again turn 1")).to_be_visible()
+    expect(page.get_by_role("treeitem", name="failing (")).to_have_count(0)
+    # Stopped while the prompt is computed.
+    page.get_by_label("Temperature").fill("1")
+    held: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: held.append(route))
+    page.get_by_role("button", name="Again turn 1").click()
+    live = page.locator("[data-turn=live]")
+    expect(live).to_contain_text("Waiting")
+    expect(live).to_be_focused()
+    expect(page.locator("#turns > .turn")).to_have_count(1)
+    expect(page.get_by_role("button", name="Again")).to_have_count(0)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Again turn 1")).to_be_visible()
+    expect(page.get_by_role("treeitem", name="failing (")).to_have_count(0)
+    assert len(held) == 1
+    assert session(server, id)["turns"] == before
+
+
+@pytest.mark.slow
+def test_continue(tab: Tab, server: ServerProcess) -> None:
+    """The reply gets longer where it stands."""
+    page = tab()
+    page.locator("#options summary").click()
+    page.get_by_label("Longest reply, tokens").fill("5")
+    id = begun(page, "first")
+    [short] = session(server, id)["turns"]
+    assert short["finish_reason"] == "length"
+    turn = page.locator("#turns > .turn")
+    expect(turn).to_contain_text("Cut off at the limit of tokens.")
+    page.get_by_label("Your message").fill("a draft")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.get_by_role("button", name="Continue turn 1").click()
+    expect(page.locator(f"[data-turn={short['id']}]")).to_have_count(0)
+    expect(page.get_by_role("button", name="Continue turn 1")).to_be_visible()
+    expect(page.get_by_label("Your message")).to_have_value("a draft")
+    [longer] = session(server, id)["turns"]
+    text = short["reply"]["content"]
+    assert longer["reply"]["content"].startswith(text)
+    assert len(longer["reply"]["content"]) > len(text)
+    assert turns_of(page) == [longer["reply"]["content"].strip()]
+    assert "min_tokens" not in asked.value.post_data_json
+    # One that the model ended goes on, too.
+    document = {
+        "format": "gemmakv session", "version": 1, "name": "ended",
+        "turns": [{
+            "messages": [{"role": "user", "content": "hello"}],
+            "reply": {
+                "role": "assistant", "content": "Over.", "reasoning": "Hm.",
+            },
+            "finish_reason": "stop",
+        }],
+    }  # fmt: skip
+    made = server.post("/v1/sessions/import", document).json()
+    page.goto(server.url + "/#" + made["id"])
+    expect(name_of(page)).to_have_text("ended")
+    page.get_by_label("Your message").fill("")
+    page.keyboard.press("Escape")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.keyboard.press("g")
+    assert asked.value.post_data_json["min_tokens"] > 0
+    expect(page.locator(f"[data-turn={made['head']}]")).to_have_count(0)
+    expect(page.get_by_role("button", name="Continue turn 1")).to_be_visible()
+    [turn] = session(server, made["id"])["turns"]
+    assert turn["reply"]["content"].startswith("Over.")
+    assert turn["reply"]["reasoning"] == "Hm."
+
+
+def streamed(*chunks: dict[str, Any]) -> dict[str, Any]:
+    """An answer of these chunks, which then breaks off."""
+    return {
+        "status": 200, "headers": {"content-type": "text/event-stream"},
+        "body": "".join(f"data: {json.dumps(one)}\n\n" for one in chunks),
+    }  # fmt: skip
+
+
+def test_progress_is_shown(tab: Tab) -> None:
+    page = tab()
+    told = {"total": 4000, "cache": 1000, "processed": 1500, "time_ms": 2000}
+    chunks: list[dict[str, Any]] = [{
+        "choices": [{"index": 0, "delta": {}, "finish_reason": None}],
+        "prompt_progress": told,
+    }]  # fmt: skip
+    page.evaluate("""() => {
+      window.seen = [];
+      new MutationObserver(() => {
+        const bar = document.querySelector("[data-turn=live] progress");
+        const state = document.querySelector("[data-turn=live] .end");
+        if (bar?.checkVisibility()) {
+          window.seen.push([bar.value, bar.max, state.textContent]);
+        }
+      }).observe(document.getElementById("turns"),
+                 {subtree: true, childList: true, attributes: true});
+    }""")
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(**streamed(*chunks)),
+    )
+    page.get_by_label("Your message").fill("long")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.get_by_label("Your message").press("Enter")
+    assert asked.value.post_data_json["return_progress"] is True
+    expect(page.get_by_role("alert")).to_be_visible()
+    seen = page.evaluate("window.seen")
+    words = "Reading the prompt: 1,500 of 4,000 tokens, about 10 s to go …"
+    assert seen and seen[-1] == [1500, 4000, words]
+    expect(page.locator("#turns progress:visible")).to_have_count(0)
+
+
+@pytest.mark.slow
+def test_progress_of_a_real_prompt(tab: Tab) -> None:
+    page = tab()
+    page.evaluate("""() => {
+      window.seen = [];
+      const real = fetch;
+      window.fetch = async (...asked) => {
+        const answer = await real(...asked);
+        if (String(asked[0]).endsWith("completions")) {
+          answer.clone().text().then((text) => window.seen.push(text));
+        }
+        return answer;
+      };
+    }""")
+    say(page, LONG)
+    page.wait_for_function("window.seen.length")
+    [text] = page.evaluate("window.seen")
+    before, found, after = text.partition('"prompt_progress"')
+    assert found and not re.search(r'"content":"[^"]', before)
+    assert re.search(r'"content":"[^"]', after)
 
 
 @pytest.mark.slow
@@ -762,6 +961,8 @@ def test_keys_and_nothing_kept(
         say(page, "second")
         cost = page.locator("#turns > .turn").nth(1).locator(".cost")
         expect(cost).to_contain_text("RAM")
+        took = page.locator("#turns > .turn").nth(1).locator(".took")
+        expect(took).to_contain_text("the first after")
         page.get_by_role("button", name="Fork turn 1").click()
         expect(page.locator("#turns > .turn")).to_have_count(1)
         say(page, "another")
