@@ -184,6 +184,33 @@ def test_what_is_taken_is_not_given_out(tiny: Gemma, kind: str) -> None:
         assert "".join(text for text, _ in taken + given) == expected.text
 
 
+def test_how_much_is_read_is_told_before_the_first_piece(tiny: Gemma) -> None:
+    prompt = [BOS, *range(20, 360)]
+
+    async def main() -> None:
+        told: list[tuple[int, int, int]] = []
+
+        async def read(*numbers: int) -> None:
+            assert not pieces
+            told.append(numbers)  # type: ignore[arg-type]
+            await asyncio.sleep(0)  # others of the loop have their turn
+
+        stream = await tiny.astream(prompt, max_tokens=4, **NO_END)
+        pieces: list[int] = []
+        async with stream:
+            async for piece in stream._passing(
+                lambda: True, lambda _, token, *__: pieces.append(token), read
+            ):
+                pieces.append(piece.token_id)
+        assert pieces == stream.result().token_ids
+        done = [one[0] for one in told]
+        assert done == sorted(set(done)) and done[-1] == len(prompt)
+        assert {total for _, _, total in told} == {len(prompt)}
+        assert told[-1][1] == stream.result().usage.cached_tokens
+
+    asyncio.run(main())
+
+
 def test_characters_of_several_tokens_are_taken_whole(tiny: Gemma) -> None:
     """Bytes of one character come with several tokens."""
     table = tiny.tokenizer.token_bytes

@@ -208,8 +208,8 @@ def test_stream_and_reload(tab: Tab, server: ServerProcess) -> None:
     took = page.locator("#turns > .turn").nth(1).locator(".took")
     expect(took).to_have_text(re.compile(
         rf"^{used['completion_tokens']} tokens, the first after \d.* m?s, then "
-        rf"[\d,.]+ a second\. Of the prompt’s {used['prompt_tokens']:,} tokens, "
-        rf"the first {used['cached_tokens']:,} came from RAM and \d+ were "
+        r"[\d,.]+ a second\. Of the prompt’s "
+        rf"{used['prompt_tokens']:,} tokens, the first {used['cached_tokens']:,} came from RAM and \d+ were "
         r"computed \(.+\)\.$"
     ))
     page.get_by_label("Your message").fill("not sent yet")
@@ -331,11 +331,11 @@ def test_again(tab: Tab, server: ServerProcess) -> None:
     page.locator("#options summary").click()
     page.get_by_label("Temperature").fill("1.5")
     page.get_by_label("Seed").fill("3")
-    id = begun(page, "first", "second")
+    id = begun(page, "river", "second")
     before = session(server, id)["turns"]
     expect(page.get_by_role("button", name="Again turn 1")).to_have_count(0)
     page.get_by_role("button", name="Again turn 2").click()
-    former = page.get_by_role("button", name="Go to first (2)")
+    former = page.get_by_role("button", name="Go to river (2)")
     expect(former).to_be_visible()
     expect(page.locator("#turns > .turn")).to_have_count(2)
     expect(page.locator("#turns > .turn").last).to_be_focused()
@@ -347,10 +347,10 @@ def test_again(tab: Tab, server: ServerProcess) -> None:
     # A draft is nobody's business.
     page.get_by_label("Your message").fill("a draft")
     former.click()
-    expect(name_of(page)).to_have_text("first (2)")
+    expect(name_of(page)).to_have_text("river (2)")
     fork = page.evaluate("location.hash.slice(1)")
     assert session(server, fork)["turns"] == before
-    page.get_by_role("button", name="Go to first", exact=True).click()
+    page.get_by_role("button", name="Go to river", exact=True).click()
     expect(page.get_by_label("Your message")).to_have_value("a draft")
     # So it is with the first turn, where they have none in common.
     page.get_by_label("Your message").fill("")
@@ -841,6 +841,26 @@ def test_narrow(tab: Tab) -> None:
     assert not wide(page)
 
 
+@pytest.mark.slow
+def test_fingers_find_what_they_press(tab: Tab) -> None:
+    page = tab(
+        viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True
+    )
+    say(page, "hello")
+    page.locator("#options summary").tap()
+    small = """() => [...document.querySelectorAll(
+      "button, summary, input, select, textarea, [role=treeitem] > .row")]
+      .filter((one) => one.checkVisibility())
+      .map((one) => [one.getBoundingClientRect(), one.outerHTML])
+      .filter(([box]) => Math.min(box.width, box.height) < 36)
+      .map(([, text]) => text)"""
+    assert page.evaluate(small) == []
+    assert not wide(page)
+    page.get_by_role("button", name="Conversations").tap()
+    expect(page.get_by_role("tree")).to_be_visible()
+    assert page.evaluate(small) == []
+
+
 CONTRAST = """() => {
   const canvas = new OffscreenCanvas(1, 1).getContext(
     "2d", {willReadFrequently: true});
@@ -976,8 +996,24 @@ def test_keys_and_nothing_kept(
         page.get_by_role("button", name="Rewind turn 1").click()
         dialog.get_by_role("button", name="Rewind").click()
         expect(page.locator("#turns > .turn")).to_have_count(1)
-        # What was read of a reply that was stopped stays in the page.
+        # Another reply to the last message, and a longer one.
         page.locator("#options summary").click()
+        page.get_by_label("Temperature").fill("1.5")
+        [former] = turns_of(page)
+        page.get_by_role("button", name="Again turn 1").click()
+        expect(page.get_by_role("button", name="Again turn 1")).to_be_visible()
+        [now] = turns_of(page)
+        assert now != former
+        expect(
+            page.get_by_role("treeitem", name="fork at the beginning")
+        ).to_have_count(1)
+        page.get_by_role("button", name="Continue turn 1").click()
+        expect(page.get_by_role("button", name="Again turn 1")).to_be_visible()
+        expect(page.locator("#turns > .turn")).to_have_count(1)
+        [longer] = turns_of(page)
+        assert longer.startswith(now) and len(longer) > len(now)
+        page.get_by_label("Temperature").fill("0")
+        # What was read of a reply that was stopped stays in the page.
         page.get_by_label("Longest reply, tokens").fill("300000")
         page.get_by_label("Your message").fill("long")
         page.get_by_label("Your message").press("Enter")

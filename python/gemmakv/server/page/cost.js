@@ -1,5 +1,5 @@
-// What a turn took: which tokens the cache gave, from which tier, and why not
-// more; how fast the rest was.
+// What a turn took, as a picture and in words: which tokens the cache gave, from
+// which tier, and why not more; how fast the rest was.
 
 import { h, number, plural, seconds, svg } from "./dom.js";
 
@@ -9,8 +9,8 @@ export const TIERS = {
 
 export const WHY = {
   divergent: "new text",
-  evicted: "evicted meanwhile",
-  "no resume point": "no point near to go on from",
+  evicted: "dropped from the cache meanwhile",
+  "no resume point": "known, but no saved point is near",
   "cheaper to compute": "computing was quicker than loading",
 };
 

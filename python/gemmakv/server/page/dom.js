@@ -47,6 +47,7 @@ export const number = (value) => value.toLocaleString("en");
 
 export function seconds(value) {
   if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value >= 90) return `${Math.round(value / 60)} min`;
   return `${value.toFixed(value < 10 ? 1 : 0)} s`;
 }
 
