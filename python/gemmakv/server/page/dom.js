@@ -102,6 +102,7 @@ export function ask({ title, text = [], fields = [], action, other = "Cancel" })
       resolve(yes ? Object.fromEntries(new FormData(form)) : null);
     }, { once: true });
     dialog.showModal();
+    dialog.scrollTop = 0; // what has the focus may be far below
     form.querySelector("input")?.select();
   });
 }
