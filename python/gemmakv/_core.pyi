@@ -343,6 +343,7 @@ class Call:
     waits_for_reader: Final[bool]
     done: Final[bool]
     progress: Final[int]
+    cached_tokens: Final[int]
     prompt_range: Final[tuple[int, int]]
     @staticmethod
     def wake(calls: Sequence[Call]) -> None: ...

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gemmakv import _core
@@ -85,19 +84,6 @@ class Bell:
         """Has the tasks go on that wait."""
         for future in self.waiting:
             _wake(future)
-
-    @contextlib.contextmanager
-    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Inside, `listener` is called when it rings, and no task goes on by
-        that: a task and a future for each ring cost more than most listeners
-        do. It must not raise: others are called after it.
-        """
-        listeners = self._hub.listeners
-        listeners[self.core.key] = listener
-        try:
-            yield
-        finally:
-            del listeners[self.core.key]
 
     async def wait(self, seconds: float | None = None) -> None:
         """Until it rings, or the time is over, or for no reason.

@@ -455,7 +455,7 @@ class _Messages:
                 frames = self._begin({"type": "text", "text": ""})
                 return frames + self._close()
             return self._close()
-        assert self._finished is not None
+        assert isinstance(event, Ended) and self._finished is not None
         self._note(event.prompt_tokens)
         return _frame(
             "message_delta",
