@@ -308,10 +308,10 @@ class _Writer:
             if len(arguments) == 2 and (value := self.schema(arguments[1])):
                 found["additionalProperties"] = value
             return found
-        if origin in self._open:  # a NamedTuple that holds itself
+        if hint in self._open:  # a NamedTuple that holds itself
             return {"type": "array"}
         if kinds := _places_of(origin, arguments):
-            self._open.append(origin)
+            self._open.append(hint)
             items = [self.schema(one) for one in kinds]
             self._open.pop()
             count = len(items)

@@ -395,6 +395,8 @@ ROME, ANN = {"city": "Rome"}, {"name": "Ann"}
         (Model | str, "text", "text"),
         (tuple[Unit, int] | None, ["kelvin", 1], (Unit.KELVIN, 1)),
         (tuple[Unit, int] | tuple[int], [1], (1,)),
+        (tuple[tuple[Unit], Leg] | int, [["kelvin"], [ROME]],
+         ((Unit.KELVIN,), Leg(Place("Rome")))),
         (Sequence[Unit], ["kelvin"], [Unit.KELVIN]),
         (Leg, [ROME, "celsius"], Leg(Place("Rome"), Unit.CELSIUS)),
         (Leg | None, [ROME], Leg(Place("Rome"))),
@@ -421,6 +423,8 @@ def test_a_named_tuple_is_described() -> None:
         "minItems": 1,
         "maxItems": 2,
     }
+    pair = properties(taker_of(tuple[tuple[int], int]))["x"]
+    assert pair["prefixItems"][0]["prefixItems"] == [{"type": "integer"}]
     assert properties(taker_of(Chain))["x"]["prefixItems"] == [
         {"type": "array", "items": {"type": "array"}}
     ]
