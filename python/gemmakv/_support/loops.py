@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gemmakv import _core
@@ -18,6 +18,19 @@ _hubs: weakref.WeakKeyDictionary[Any, _Hub] = weakref.WeakKeyDictionary()
 _hubs_lock = threading.Lock()
 
 
+def loop_runs_here() -> bool:
+    """Tells whether this thread runs an event loop, which is not to wait."""
+    if "asyncio" not in sys.modules:
+        return False
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class _Hub:
     """The pipe of the core that wakes one loop, which watches it."""
 
@@ -27,7 +40,6 @@ class _Hub:
         self.bells: weakref.WeakValueDictionary[int, Bell] = (
             weakref.WeakValueDictionary()
         )
-        self.listeners: dict[int, Callable[[], None]] = {}
         self.read: set[_core.Call] = set()
         loop.add_reader(self.waker.fd, self._take)
 
@@ -37,10 +49,6 @@ class _Hub:
 
     def _take(self) -> None:
         for key in self.waker.take():
-            listener = self.listeners.get(key)
-            if listener is not None:
-                listener()
-                continue
             bell = self.bells.get(key)
             if bell is not None:
                 bell.wake()

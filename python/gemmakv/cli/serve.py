@@ -28,7 +28,6 @@ EXAMPLES = examples(
     "gemmakv serve --config server.toml --log-format json",
 )
 _NEEDED = (
-    "pydantic_settings",
     "starlette",
     "uvicorn",
     "msgspec",

@@ -240,7 +240,7 @@ class Stream(PieceStream):
         callback: Callback | None,
         prompt_callback: Callback | None = None,
     ) -> None:
-        # What is to live as long: its model and conversation.
+        # What is to live as long. Its conversation lives until it has ended.
         self._handle = handle
         self._alive = alive
         self._max_tokens = max_tokens

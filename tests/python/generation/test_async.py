@@ -381,6 +381,30 @@ def test_cancelled_in_its_prompt_keeps_nothing(slow: Gemma) -> None:
 # ---- The loop ----
 
 
+def test_texts_are_encoded_beside_the_loop(
+    tiny: Gemma, cache: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = requests_of(tiny)
+    encode, threads = requests.encode, []
+
+    def encoding(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return encode(*arguments)
+
+    async def main() -> None:
+        await tiny.ascore("a", ["b", "c"])
+        await tiny.alogits(cache, "a")
+        await tiny.aembed(["a", "b"], pooling="mean")
+        with pytest.raises(ValueError, match=r"choices\[1\]"):
+            await tiny.ascore("a", ["b", ""])
+        with pytest.raises(ValueError, match=r"texts\[1\]"):
+            await tiny.aembed(["a", ""], pooling="mean")
+
+    monkeypatch.setattr(requests, "encode", encoding)
+    asyncio.run(main())
+    assert len(threads) == 9 and threading.get_ident() not in threads
+
+
 def test_waiting_for_a_cache_does_not_block(slow: Gemma) -> None:
     cache = create_kv_cache(slow.config, 4096)
     session = Session(slow, capacity_tokens=4096)
@@ -819,6 +843,34 @@ def test_ending_a_reply_does_not_block(slow: Gemma, how: str) -> None:
         assert stream.result().usage.completion_tokens <= 2
         assert session.messages[-1].text == (await reader).strip()
         assert session.cache.closed is (how in ("aclose", "both"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["chat", "session"])
+def test_letting_go_of_a_reply_does_not_block(slow: Gemma, kind: str) -> None:
+    async def main() -> None:
+        step = HeldStep()
+        session = Session(slow, capacity_tokens=4096)
+        cache = create_kv_cache(slow.config)
+        if kind == "chat":
+            stream = await slow.achat(
+                [{"role": "user", "content": "hello"}], stream=True,
+                cache=cache, **step.options,
+            )  # fmt: skip
+        else:
+            stream = await session.astream("hello", **step.options)
+        await anext(stream)
+        await step.begun.wait()
+        del stream
+        assert not step._overdue  # the step still runs
+        step.end()
+        # What was read of it is kept then.
+        if kind == "chat":
+            await wait_in_loop(lambda: len(cache))
+        else:
+            await session.asend("more", max_tokens=1)
+            assert session.turns == 2 and session.messages[1].incomplete
 
     asyncio.run(main())
 
