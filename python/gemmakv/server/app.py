@@ -6,13 +6,11 @@ import asyncio
 import contextlib
 import difflib
 import ipaddress
-import json
 import logging
 import re
 import secrets
 import time
 from collections.abc import Mapping
-from typing import Any
 from urllib.parse import unquote
 
 from starlette.datastructures import Headers
@@ -21,12 +19,11 @@ from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from gemmakv.server.apis.http import PIPE, Call, encoded
+from gemmakv.server.apis.http import Call
 from gemmakv.server.apis.lenient import tolerant
 from gemmakv.server.apis.openapi import RouteOf, style_of
 from gemmakv.server.apis.page import FOLDER
 from gemmakv.server.apis.routes import ROUTES
-from gemmakv.server.process.workers import Worker
 from gemmakv.server.service.admission import stopping
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import RequestError
@@ -46,7 +43,6 @@ _URL = re.compile(rb"https?://(?P<host>[^/]+)(?P<path>/.*)?", re.I | re.S)
 _SLASHES = re.compile("//+")
 _VERSIONS = re.compile("^/(?:v1/+)+")
 _LONGEST_PATH = 60  # characters of a path that is compared with the routes
-_REFUSED = "gemmakv.refused"  # in a scope: the HTTP parser has answered it
 _GONE = 499  # in logs and metrics: the client went before the answer
 _LOCAL_NAMES = ("localhost",)
 
@@ -58,11 +54,9 @@ class App:
         self,
         settings: Settings,
         service: ChatService | None = None,
-        worker: Worker | None = None,
     ) -> None:
         self.settings = settings
         self.service = service
-        self._worker = worker
         endpoints = [(route, _Endpoint(route)) for route in ROUTES]
         self._router = Router(
             routes=[
@@ -89,8 +83,6 @@ class App:
     ) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"expected http, found {scope['type']}")
-        if _REFUSED in scope:
-            return
         headers = Headers(scope=scope)
         host = _take_authority(scope) or headers.get("host")
         # Before anything looks at it: keys, forms of errors.
@@ -110,10 +102,9 @@ class App:
 
         call = Call(
             scope, receive, send_with, self.settings, headers, wanted,
-            self.service, self._worker,
+            self.service,
         )  # fmt: skip
         scope.update({"gemmakv.call": call, "app": self})
-        self._count(1)
         try:
             await self._guarded(call, origin, host)
         except RequestError as error:
@@ -142,45 +133,13 @@ class App:
                 raise
             if not service.admission.draining:
                 raise
-            task.uncancel()  # the process ends, and this is the last of it
             if call.status:
-                scope[PIPE].cut()
-            else:
-                await fail(call, stopping())
+                raise
+            task.uncancel()  # the process ends, and this is the last of it
+            await fail(call, stopping())
         finally:
-            self._count(-1)
             call.status = call.status or _GONE
             self._note(call)
-
-    def refusal(
-        self, scope: Scope | None, error: RequestError
-    ) -> tuple[dict[str, str], bytes]:
-        """Headers and body of the answer to what the HTTP parser refuses: in a
-        request whose head was read, or in place of one. It is not answered
-        otherwise.
-        """
-        call: Call | None = None
-        if scope is not None:
-            scope[_REFUSED] = True
-            call = scope.get("gemmakv.call")
-        else:
-            scope = {
-                "method": "-", "path": "", "raw_path": b"-", "headers": [],
-            }  # fmt: skip
-        if call is None:
-            headers = Headers(scope=scope)
-            call = Call(
-                scope, _nothing, _nowhere, self.settings, headers,
-                _request_id(headers), self.service, self._worker,
-            )  # fmt: skip
-            call.status = error.status
-            self._note(call)
-        call.status = error.status
-        call.reject(error)
-        style = style_of(scope["path"], "anthropic-version" in call.headers)
-        _, content = style(error, call.request_id)
-        id = call.request_id
-        return {"x-request-id": id, "request-id": id}, encoded(content)
 
     def _methods(self, scope: Scope) -> list[str]:
         """Of all routes with the path."""
@@ -225,10 +184,6 @@ class App:
         [nearest] = found
         methods = [m for m, one in self._exact if one == nearest]
         return f", the nearest is {' and '.join(methods)} {nearest}"
-
-    def _count(self, active: int) -> None:
-        if self._worker is not None:
-            self._worker.count(active=active)
 
     async def _guarded(
         self, call: Call, origin: str | None, host: str | None
@@ -328,9 +283,9 @@ class App:
         tenant = call.tenant.label if call.tenant else ""
         if call.service is not None:
             route = scope.get("gemmakv.route", "")
-            call.service.counts.requests.add(
+            call.service.counts.requests.labels(
                 route=route, status=str(call.status), key=tenant
-            )
+            ).inc()
         # As it was sent: a decoded one may hold line ends.
         path = scope.get("raw_path", b"")[:200].decode("ascii", "replace")
         seconds = time.monotonic() - call.arrived
@@ -450,14 +405,6 @@ async def fail(
         await call.answer(content, status, headers)
 
 
-async def _nothing() -> AsgiMessage:
-    return {"type": "http.disconnect"}
-
-
-async def _nowhere(message: AsgiMessage) -> None:
-    del message
-
-
 def _request_id(headers: Headers) -> str:
     """The client's own, else a new one."""
     wanted = headers.get("x-request-id", "")
@@ -497,26 +444,3 @@ def _key(headers: Headers) -> str | None:
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
     return headers.get("x-api-key")
-
-
-class JsonLog(logging.Formatter):
-    """A JSON object a line, with the number of the worker if there is one."""
-
-    def __init__(self, worker: int | None = None) -> None:
-        super().__init__()
-        self._worker = worker
-
-    def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, Any] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-        }
-        if self._worker is not None:
-            said["worker"] = self._worker
-        fields = getattr(record, "fields", None)
-        if isinstance(fields, Mapping):
-            said |= {k: v for k, v in fields.items() if v not in (None, "")}
-        if record.exc_info:
-            said["exception"] = self.formatException(record.exc_info)
-        return json.dumps(said)

@@ -26,7 +26,6 @@ from starlette.types import Receive, Scope, Send
 
 from gemmakv.generation._result import ToolCall
 from gemmakv.server.apis import body as _body
-from gemmakv.server.process.workers import Worker
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import RequestError, invalid
 from gemmakv.server.service.events import (
@@ -70,7 +69,6 @@ class Call:
     """One request and its answer.
 
     Attributes:
-      worker: which of the server's processes answers, if there are several.
       tenant: whose it is; None before it is known.
       request_id: what answers, logs and errors call it.
       path: of the route, with the names of its parameters.
@@ -91,7 +89,6 @@ class Call:
     headers: Headers
     request_id: str
     service: ChatService | None = None
-    worker: Worker | None = None
     tenant: Tenant | None = None
     status: int = 0
     expects: object = None
@@ -122,7 +119,7 @@ class Call:
         """Counts it."""
         if self.service is not None:
             reason = error.code or str(error.status)
-            self.service.counts.rejected.add(reason=reason)
+            self.service.counts.rejected.labels(reason=reason).inc()
 
     @property
     def name(self) -> str:

@@ -11,13 +11,10 @@ from gemmakv.chat._templates import render
 from gemmakv.server.apis.http import Call, loading
 from gemmakv.server.apis.openai import refuse
 from gemmakv.server.apis.sessions import history_of
-from gemmakv.server.service import metrics as _metrics
 from gemmakv.server.service.chat import TOO_LONG
 from gemmakv.server.service.errors import RequestError, invalid, missing
 from gemmakv.server.service.requests import parted
 from gemmakv.tokenizers._tokenizer import with_bos
-
-_METRICS = "text/plain; version=0.0.4"
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -166,10 +163,8 @@ async def health(call: Call) -> None:
 
 
 async def metrics(call: Call) -> None:
-    text = _metrics.text_of(call.chat.counts.metrics)
-    if call.worker is not None:
-        text = call.worker.metrics(text)
-    await call.answer(text, headers={"content-type": _METRICS})
+    text, kind = call.chat.counts.metrics_text()
+    await call.answer(text, headers={"content-type": kind})
 
 
 def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
