@@ -387,9 +387,9 @@ async def fail(
     call: Call, error: RequestError, headers: Mapping[str, str] | None = None
 ) -> None:
     """Answers with an error in the form of the API that was called."""
-    call.reject(error)
     if call.status:  # too late for that: the connection is cut
-        raise ConnectionAbortedError(error.message)
+        return
+    call.reject(error)
     style = style_of(call.scope["path"], "anthropic-version" in call.headers)
     status, content = style(error, call.request_id)
     headers = dict(headers or {})

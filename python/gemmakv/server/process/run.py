@@ -208,7 +208,11 @@ class _Process:
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
         if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
+            try:
+                await self._app(scope, receive, send)
+            except asyncio.CancelledError:
+                if not self._stopping:  # uvicorn's end, which needs no more
+                    raise
             return
         # It is cancelled where loading fails, which is told otherwise.
         with contextlib.suppress(asyncio.CancelledError):
