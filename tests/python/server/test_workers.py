@@ -27,7 +27,7 @@ from support import raw_http
 from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
 from support.forks import run_program
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, words
 from support.waits import LIMIT_S, wait_until
 
 WORKER_TIMEOUT_S = 10
@@ -86,19 +86,10 @@ def running(
 
 
 def workers_of(server: ServerProcess) -> list[int]:
-    task = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
-    if not os.path.exists(task):
+    pid = server.process.pid
+    if not os.path.exists(f"/proc/{pid}/task/{pid}/children"):
         pytest.skip("needs /proc/PID/task/TID/children of Linux")
-    pids = [int(pid) for pid in Path(task).read_text().split()]
-    return [pid for pid in pids if b"spawn_main" in command_of(pid)]
-
-
-def command_of(pid: int) -> bytes:
-    """The command line of a process; nothing if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    return server.workers()
 
 
 def until(holds: Callable[[], object]) -> None:
@@ -316,7 +307,7 @@ def test_a_second_ctrl_c(start: Servers) -> None:
             os.kill(pid, signal.SIGINT)
         until(lambda: server.log.count("stopping: ") == 2)
         for pid in everybody:
-            if command_of(pid):
+            if words(pid):
                 os.kill(pid, signal.SIGINT)
         assert server.wait() == 0
 
@@ -340,8 +331,9 @@ def test_bad_start(cli: RunCli, talker_path: Path) -> None:
         "--max-model-len", 10**9,
     )  # fmt: skip
     assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    last = result.stderr.splitlines()[-1]  # after lines of the log
+    said = result.stderr.decode()
+    assert "Traceback" not in said
+    last = said.splitlines()[-1]  # after lines of the log
     assert last.startswith("gemmakv: error: --max-model-len: ")
 
 

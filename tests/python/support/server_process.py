@@ -114,6 +114,17 @@ class ServerProcess:
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
+    def workers(self) -> list[int]:
+        """Lists the processes of --workers. Raises OSError where the system
+        does not tell.
+        """
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        # Another child cleans up after multiprocessing.
+        return [
+            int(one) for one in children.split() if b"spawn_main" in words(one)
+        ]
+
     def wait(self, seconds: float = LIMIT_S) -> int:
         code = self.process.wait(seconds)
         self._reader.join(10)
@@ -141,3 +152,11 @@ class ServerProcess:
                     self.url = found[1]
                     self._ready.set()
         self._ready.set()
+
+
+def words(pid: object) -> bytes:
+    """Gives the command line of a process; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

@@ -163,7 +163,8 @@ async def health(call: Call) -> None:
 
 
 async def metrics(call: Call) -> None:
-    text, kind = call.chat.counts.metrics_text()
+    accept = call.headers.get("accept", "")
+    text, kind = call.chat.counts.metrics_text(accept)
     await call.answer(text, headers={"content-type": kind})
 
 

@@ -19,10 +19,10 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
@@ -97,13 +97,13 @@ def serve(
         set_up_logs(log_format, uvicorn=logging.INFO)
         with tempfile.TemporaryDirectory(prefix="gemmakv-") as folder:
             address = address_of(settings, sock)
-            make = _Factory(
-                settings, setup, log_format, address, folder, workers
-            )
             config = _config(
-                make, settings, factory=True, workers=workers.count,
+                _Factory(settings, setup, log_format, address, folder, workers),
+                settings,
+                factory=True,
+                workers=workers.count,
                 timeout_worker_healthcheck=workers.timeout,
-            )  # fmt: skip
+            )
             return supervise(config, sock, Path(folder))
     set_up_logs(log_format)
     process = _Process(settings, setup, address_of(settings, sock))
@@ -128,18 +128,11 @@ def _ignore(number: int, frame: object) -> None:
 
 
 def _config(
-    app: _Process | _Factory,
-    settings: Settings,
-    factory: bool = False,
-    workers: int = 1,
-    timeout_worker_healthcheck: int = 5,
+    app: _Process | _Factory, settings: Settings, **more: Any
 ) -> uvicorn.Config:
     limits = settings.limits
     return uvicorn.Config(
         app,
-        factory=factory,
-        workers=workers,
-        timeout_worker_healthcheck=timeout_worker_healthcheck,
         interface="asgi3",
         http="h11",
         ws="none",
@@ -156,6 +149,7 @@ def _config(
             settings.drain_timeout + limits.last_s
         ),
         h11_max_incomplete_event_size=limits.header_bytes,
+        **more,
     )
 
 
@@ -240,7 +234,11 @@ class _Process:
         """
         worker = self._worker
         with contextlib.suppress(Stopped):
-            async with self._turn():
+            async with (
+                contextlib.nullcontext()
+                if worker is None
+                else worker.turn(self._check_stopping)
+            ):
                 if worker is None or not worker.others_serve():
                     answers.set()
                 try:
@@ -256,14 +254,6 @@ class _Process:
             self._app.service.counts.tells_shared = worker.index == 0
             self._refresh()
         answers.set()
-
-    @contextlib.asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        if self._worker is None:
-            yield
-            return
-        async with self._worker.turn(self._check_stopping):
-            yield
 
     async def _make_service(self) -> None:
         gemma = await self._loop.run_in_executor(
@@ -339,10 +329,8 @@ class _Process:
         """Has everything that is here end by itself, or when the time is over.
         uvicorn waits a little longer, for answers to be sent.
         """
-        seconds, last_s = (
-            self._settings.drain_timeout,
-            self._settings.limits.last_s,
-        )
+        seconds = self._settings.drain_timeout
+        last_s = self._settings.limits.last_s
         if self._worker is not None:  # whose end the supervisor waits for
             faulthandler.dump_traceback_later(
                 seconds + last_s + _PATIENCE_S, exit=True
