@@ -334,6 +334,19 @@ def test_heads(running: ServerProcess, head: bytes, status: int) -> None:
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
 
 
+def test_more_connections_than_allowed(talker_path: Path) -> None:
+    with (
+        ServerProcess("-m", talker_path, "--max-connections", 2) as own,
+        httpx.Client(base_url=own.url, timeout=LIMIT_S) as one,
+        httpx.Client(base_url=own.url, timeout=LIMIT_S) as two,
+    ):
+        assert [x.get("/health").status_code for x in (one, two)] == [200, 200]
+        assert own.get("/health").status_code == 503
+        one.close()
+        wait_until(lambda: own.get("/health").status_code == 200)
+        assert two.get("/health").status_code == 200
+
+
 # The end.
 
 

@@ -107,7 +107,7 @@ def serve(
             return supervise(config, sock, Path(folder))
     set_up_logs(log_format)
     process = _Process(settings, setup, address_of(settings, sock))
-    server = uvicorn.Server(_config(process, settings))
+    server = uvicorn.Server(_config(process, settings, workers=1))
     with (
         sock,
         # uvicorn raises its signals again when it has ended.
@@ -130,7 +130,7 @@ def _ignore(number: int, frame: object) -> None:
 def _config(
     app: _Process | _Factory, settings: Settings, **more: Any
 ) -> uvicorn.Config:
-    limits = settings.limits
+    limits, most = settings.limits, settings.max_connections
     return uvicorn.Config(
         app,
         interface="asgi3",
@@ -143,7 +143,8 @@ def _config(
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        limit_concurrency=settings.max_connections,
+        # From there on uvicorn refuses requests.
+        limit_concurrency=None if most is None else most + 1,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=math.ceil(
             settings.drain_timeout + limits.last_s
