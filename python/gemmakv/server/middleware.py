@@ -315,9 +315,9 @@ def _note(call: Call) -> None:
     tenant = call.tenant.label if call.tenant else ""
     route = getattr(scope.get("route"), "path", "")
     if call.running is not None:
-        call.running.counts.requests.add(
+        call.running.counts.requests.labels(
             route=route, status=str(call.status), key=tenant
-        )
+        ).inc()
     # As it was sent: a decoded one may hold line ends.
     path = scope.get("raw_path", b"")[:200].decode("ascii", "replace")
     seconds = time.monotonic() - call.arrived
