@@ -227,6 +227,11 @@ class Database:
                     self.failure = f"{error.orig} ({name})"
                 raise _failed(error, name, writes) from error
 
+    def version(self) -> tuple[int, int]:
+        """Gives what differs when this process or another has written."""
+        with self.read() as db:
+            return _pragma(db, "data_version"), self.driver.total_changes
+
     def be_patient(self, seconds: float) -> None:
         """Has what follows wait that long for another process that writes."""
         if self.engine is not None and seconds != self._patience_s:

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from gemmakv.conversations._database import Database
 from gemmakv.conversations._errors import NoSession, NoTurn
 from gemmakv.conversations._leases import Leases
-from gemmakv.conversations._tables import made, session_of, sessions, turns
+from gemmakv.conversations._tables import session_of, sessions, turns
 from gemmakv.conversations._tree import (
     insert_session,
     insert_turn,
@@ -132,13 +132,13 @@ class Sessions:
         limit: int,
         after: str | None,
     ) -> tuple[list[SessionInfo], bool]:
-        query = select_sessions(tenant)
+        query, number = select_sessions(tenant), sessions.c.number
         if after is not None:
             last = _last_shown(db, tenant, after)
-            other = sa.select(made).where(sessions.c.id == last.id)
+            other = sa.select(number).where(sessions.c.id == last.id)
             place = db.execute(other).scalar_one()
-            query = query.where(made < place)
-        rows = db.execute(query.order_by(made.desc()).limit(limit + 1))
+            query = query.where(number < place)
+        rows = db.execute(query.order_by(number.desc()).limit(limit + 1))
         found = [session_of(row) for row in rows.mappings()]
         return found[:limit], len(found) > limit
 

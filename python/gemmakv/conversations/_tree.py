@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from gemmakv.conversations._errors import NoSession
+from gemmakv.conversations._said import Said
 from gemmakv.conversations._tables import (
     LIGHT,
     SESSION,
@@ -58,17 +59,32 @@ def read_session(db: Connection, tenant: str, id: str) -> SessionInfo:
 def insert_session(db: Connection, tenant: str, session: SessionInfo) -> None:
     fields = dataclasses.asdict(session)
     del fields["turns"]
-    db.execute(sa.insert(sessions).values(**fields, tenant=tenant))
+    last = sa.select(sa.func.coalesce(sa.func.max(sessions.c.number), 0))
+    number = last.where(sessions.c.tenant == tenant).scalar_subquery() + 1
+    query = sa.insert(sessions).values(**fields, tenant=tenant, number=number)
+    db.execute(query)
 
 
 def update_session(db: Connection, id: str, **fields: Any) -> None:
     db.execute(sa.update(sessions).where(sessions.c.id == id).values(**fields))
 
 
-def insert_turn(db: Connection, turn: Turn, age: float) -> None:
-    """Adds a turn, which is kept since `age`."""
+def insert_turn(
+    db: Connection, turn: Turn, age: float, follows: bytes | None = None
+) -> None:
+    """Adds a turn, which is kept since `age`. `follows`: the digest of the
+    tokens before a chat's.
+    """
     fields = {column.name: getattr(turn, column.name) for column in TURN}
-    db.execute(sa.insert(turns).values(**fields, since=age))
+    plain = Said.of(turn) is not None
+    if plain and turn.parent is not None:
+        query = sa.select(turns.c.plain).where(turns.c.id == turn.parent)
+        plain = bool(db.execute(query).scalar())
+    db.execute(
+        sa.insert(turns).values(
+            **fields, since=age, plain=plain, follows=follows
+        )
+    )
 
 
 def has_turn(db: Connection, id: str) -> bool:
@@ -91,6 +107,23 @@ def turns_up_to(
     query = _PATH if tokens else _LIGHT_PATH
     rows = db.execute(query, {"turn": turn}).mappings()
     return [turn_of(row) for row in rows]
+
+
+def is_in_use(
+    db: Connection, turn: str, *which: sa.ColumnElement[bool]
+) -> bool:
+    """Says whether one of the sessions has that turn."""
+    start = sa.select(turns.c.id).where(turns.c.id == turn)
+    down = start.cte("down", recursive=True)
+    down = down.union_all(
+        sa.select(turns.c.id).join_from(
+            turns, down, turns.c.parent == down.c.id
+        )
+    )
+    query = sa.select(sessions.c.id).join_from(
+        down, sessions, sessions.c.head == down.c.id
+    )
+    return db.execute(query.where(*which).limit(1)).first() is not None
 
 
 def leads_to(db: Connection, head: str | None, turn: str) -> bool:

@@ -405,10 +405,10 @@ def test_a_store_that_fails_after_a_save_is_said(
     chat.open(None)
     run(chat, "one and much more of it, which is taken back")
 
-    def fails() -> None:
+    def fails(gone: object) -> None:
         raise StoreFailed("sessions: disk I/O error")
 
-    monkeypatch.setattr(store, "listing", fails)
+    monkeypatch.setattr(store, "shared", fails)
     entry = chat.book.current
     chat.session(entry).undo(1)
     chat.save(entry)

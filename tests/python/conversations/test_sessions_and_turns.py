@@ -350,9 +350,13 @@ def test_a_database_of_before_there_was_a_clock_in_it(
     with sqlite3.connect(tmp_path / FILE) as db:
         db.execute("DROP INDEX turns_since")
         db.execute("DROP INDEX sessions_made")
-        db.execute("ALTER TABLE turns DROP COLUMN since")
+        db.execute("DROP INDEX turns_follows")
+        for column in ("since", "plain", "follows"):
+            db.execute(f"ALTER TABLE turns DROP COLUMN {column}")
         db.execute("DROP INDEX sessions_deleted")
-        for column in ("model", "settings", "draft", "parent", "deleted"):
+        for column in (
+            "model", "settings", "draft", "parent", "deleted", "number",
+        ):  # fmt: skip
             db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
         db.execute("DROP TABLE alembic_version")
         db.execute("PRAGMA user_version = 1")

@@ -91,11 +91,14 @@ class Book:
             for entry in self.entries
             if entry.held or entry.session is not None
         ]
+        kept = {entry.id for entry in self.entries}
+        names = {entry.name for entry in self.entries} | self._taken
         for record in sorted(records, key=lambda one: one.created):
-            entry = known.get(record.id, Entry(record))
-            if entry in self.entries:
+            if record.id in kept:
                 continue
-            record.name = self.unused_name(record.name)
+            entry = known.get(record.id, Entry(record))
+            record.name = _unused_name(record.name, names)
+            names.add(record.name)
             entry.record = record
             self.entries.append(entry)
         self.entries.sort(key=lambda entry: entry.record.created)
@@ -154,14 +157,7 @@ class Book:
     def unused_name(self, base: str) -> str:
         """`base`, or `base-2`, `base-3`, ... whichever is free first."""
         names = {entry.name for entry in self.entries} | self._taken
-        if base not in names and len(base) <= MAX_NAME_CHARS:
-            return base
-        stem = base[: MAX_NAME_CHARS - 5]
-        name, number = stem, 1
-        while name in names:
-            number += 1
-            name = f"{stem}-{number}"
-        return name
+        return _unused_name(base, names)
 
     def name_for_fork(self, entry: Entry) -> str:
         """main -> main-2 -> main-3, whichever of them is forked."""
@@ -198,3 +194,14 @@ class Book:
         others.sort(key=lambda e: e.record.changed, reverse=True)
         others.sort(key=lambda e: e.id != entry.record.parent)
         return others
+
+
+def _unused_name(base: str, names: set[str]) -> str:
+    if base not in names and len(base) <= MAX_NAME_CHARS:
+        return base
+    stem = base[: MAX_NAME_CHARS - 5]
+    name, number = stem, 1
+    while name in names:
+        number += 1
+        name = f"{stem}-{number}"
+    return name

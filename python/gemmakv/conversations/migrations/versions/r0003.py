@@ -1,0 +1,88 @@
+"""What lists sessions, and finds those with the same tokens, by an index."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    op.add_column(
+        "turns",
+        sa.Column(
+            "plain", sa.Integer, nullable=False, server_default=sa.text("0")
+        ),
+    )
+    op.add_column("turns", sa.Column("follows", sa.LargeBinary))
+    op.add_column("sessions", sa.Column("number", sa.Integer))
+    op.execute("UPDATE sessions SET number = rowid")
+    op.drop_index("sessions_made", "sessions")
+    op.create_index("sessions_made", "sessions", ["tenant", "number"])
+    _note_plain()
+    _note_what_tokens_follow()
+    op.execute(
+        "CREATE INDEX turns_follows ON turns "
+        "(follows, substr(tokens, 1, 512)) WHERE follows IS NOT NULL"
+    )
+
+
+def _rows(query: str) -> Iterator[Any]:
+    return iter(op.get_bind().exec_driver_sql(query))
+
+
+def _note_plain() -> None:
+    plain: set[str] = set()
+    for id, parent, tools, messages, reply in _rows(
+        "SELECT id, parent, tools, messages, reply FROM turns ORDER BY depth"
+    ):
+        if parent is None or parent in plain:
+            try:
+                said = [*json.loads(messages), json.loads(reply)]
+                roles = [one.get("role") for one in said]
+                calls = any(one.get("tool_calls") for one in said)
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                continue  # whoever opens it says so
+            if roles == ["user", "assistant"] and not calls and tools == "[]":
+                plain.add(id)
+    query = sa.text("UPDATE turns SET plain = 1 WHERE id = :id")
+    if plain:
+        op.get_bind().execute(query, [{"id": id} for id in plain])
+
+
+def _note_what_tokens_follow() -> None:
+    """Only of chats: their sessions' settings have the KV cache's type."""
+    parents = dict(_rows("SELECT id, parent FROM turns"))
+    kinds: dict[str, str] = {}
+    for turn, text in _rows("SELECT head, settings FROM sessions"):
+        try:
+            kind = json.loads(text).get("kv_dtype")
+        except (ValueError, AttributeError, RecursionError):
+            continue
+        while isinstance(kind, str) and turn is not None and turn not in kinds:
+            kinds[turn], turn = kind, parents[turn]
+    ends: dict[str, hashlib.blake2b] = {}
+    found = []
+    for id, parent, whole, tokens in _rows(
+        "SELECT id, parent, whole, tokens FROM turns "
+        "WHERE basis LIKE 'cache:%' AND length(tokens) > 0 ORDER BY depth"
+    ):
+        if id not in kinds or not (whole or parent in ends):
+            continue
+        if whole:
+            end = hashlib.blake2b(kinds[id].encode() + b"\0", digest_size=16)
+        else:
+            end = ends[parent].copy()
+        found.append({"id": id, "follows": end.digest()})
+        end.update(tokens)
+        ends[id] = end
+    query = sa.text("UPDATE turns SET follows = :follows WHERE id = :id")
+    if found:
+        op.get_bind().execute(query, found)
