@@ -347,27 +347,24 @@ class ChatStore:
 
     # Sessions from elsewhere.
 
-    def take_in(
-        self,
-        found: Sequence[Taken],
-        current: str | None = None,
-    ) -> None:
-        """Takes in sessions, parents before forks, that are not here yet: all
-        of them, or none. `current`: the one that was opened last.
+    def take_in(self, one: Taken) -> None:
+        """Takes in a session that is not here yet; what it was forked from has
+        to come before.
         """
+        id = one.record.id
         with self._database.write() as db:
-            for one in found:
-                id = one.record.id
-                if self._has(db, id):
-                    continue
+            if not self._has(db, id):
                 self._write_in(db, one.record, one.state)
                 if one.deleted is not None:
                     self._put_away(db, id, one.deleted)
-            if current is not None and fact(db, self._current) is None:
-                set_fact(db, self._current, current.encode())
-        for one in found:
-            if one.keys is not None:
-                self._link_keys(one.record.id, one.keys)
+        if one.keys is not None and self.read_state(id) is None:
+            self._link_keys(id, one.keys)
+
+    def take_in_current(self, id: str) -> None:
+        """Notes the session that was opened last elsewhere, if none is."""
+        with self._database.write() as db:
+            if fact(db, self._current) is None:
+                set_fact(db, self._current, id.encode())
 
     def _link_keys(self, id: str, file: Path) -> None:
         """Has a file be that of the session's keys and values, too."""

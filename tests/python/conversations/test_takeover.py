@@ -226,6 +226,44 @@ def test_killed_before_it_has_another_name(
     store.close()
 
 
+def test_others_write_while_a_folder_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock was held for as long as all of it took."""
+    old = tmp_path / "old"
+    folder = FolderStore(old)
+    wanted = [kept_by(folder, Record(str(i), messages=TALK)) for i in range(3)]
+    folder.close()
+    before = contents(old)
+    store, other = opened(tmp_path / "new"), opened(tmp_path / "new")
+    other._database.be_patient(0)
+    real = _takeover._taken
+    count = 0
+
+    def taken(*rest: object) -> object:
+        nonlocal count
+        assert records_of(other) == wanted[:count]
+        assert other.hold(wanted[0].id)
+        if count:
+            other.write_record(wanted[0])
+        other.release(wanted[0].id)
+        if count == 2:
+            raise OSError(5, "Input/output error")
+        count += 1
+        return real(*rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_takeover, "_taken", taken)
+        with pytest.raises(OSError, match="output error"):
+            take_over(old, store)
+    assert contents(old) == before
+    assert records_of(store) == wanted[:2]
+    assert take_over(old, store) == []
+    assert records_of(store) == wanted and not old.exists()
+    store.close()
+    other.close()
+
+
 def test_a_home_that_can_only_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
