@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -33,7 +32,13 @@ from gemmakv.chat._session_file import KeptTokens, SessionState
 from gemmakv.chat._transcript import Ids, common_exact
 from gemmakv.chat.store import Listed, Listing, NewerRecord, Record, SaveTo
 from gemmakv.chat.store._records import options_of
-from gemmakv.conversations._database import FILE, Database, fact, set_fact
+from gemmakv.conversations._database import (
+    CANNOT_WRITE,
+    FILE,
+    Database,
+    fact,
+    set_fact,
+)
 from gemmakv.conversations._errors import SessionBusy, StoreError, StoreFailed
 from gemmakv.conversations._said import (
     Line,
@@ -75,13 +80,6 @@ if TYPE_CHECKING:
 TENANT = ""  # whom a server without keys serves
 _UNREADABLE = (GemmaKVError, ValueError, TypeError, RecursionError)
 _TRASH_S = 30 * 86400.0
-_READ_ONLY = (
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOSPC,
-    errno.EDQUOT,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +135,7 @@ class ChatStore:
             store._sweep_keys()
             return store
         except OSError as error:
-            if error.errno not in _READ_ONLY:
+            if error.errno not in CANNOT_WRITE:
                 raise
             why = os.strerror(error.errno)
         there = os.path.exists(os.path.join(folder, FILE))
