@@ -222,7 +222,7 @@ class Database:
 
     def note_age(self, db: Connection) -> None:
         """Has the clock go on from now at the next start."""
-        set_fact(db, "clock", self.clock.note())
+        set_fact(db, "clock", self.clock.note(fact(db, "clock")))
 
     # Transactions.
 
