@@ -66,6 +66,7 @@ from gemmakv.conversations._tree import (
     insert_session,
     insert_turn,
     is_in_use,
+    pass_on_forks,
     prune,
     select_sessions,
     turns_up_to,
@@ -262,8 +263,12 @@ class ChatStore:
             line.ids.append(turn.id)
             line.said.append(said)
         head = line.ids[-1] if line.ids else None
-        settings = {} if found is None else dict(found.settings)
-        settings.update(settings_of(record, state))
+        settings, source = settings_of(record, state), record.parent
+        if found is not None:
+            # Who deletes the parent gives it another one.
+            at = found.settings.get("forked_at", 0)
+            settings = found.settings | settings | {"forked_at": at}
+            source = found.parent
         session = SessionInfo(
             record.id,
             sound(_stored_name(record, found)),
@@ -275,7 +280,7 @@ class ChatStore:
             self._weights,
             settings,
             sound(record.draft),
-            record.parent,
+            source,
         )
         if found is None:
             insert_session(db, TENANT, session)
@@ -392,7 +397,10 @@ class ChatStore:
         if not self._store.leases.holds(id):
             raise StoreFailed(self.read_only or "the session is not held")
         with self._database.write() as db:
-            self._put_away(db, id)
+            found = find_session(db, TENANT, id)
+            if found is not None:
+                pass_on_forks(db, found)
+                self._put_away(db, id)
 
     def deleted(self) -> list[Record]:
         query = self._listed(deleted=True).order_by(sessions.c.deleted.desc())
@@ -436,6 +444,7 @@ class ChatStore:
             for row in db.execute(query).mappings().all():
                 found = session_of(row)
                 state = state_of(found, turns_up_to(db, found.head))
+                pass_on_forks(db, found)
                 is_it = sessions.c.id == found.id
                 db.execute(sa.delete(sessions).where(is_it))
                 prune(db, found.head)

@@ -17,6 +17,7 @@ from gemmakv.conversations._tree import (
     insert_session,
     insert_turn,
     leads_to,
+    pass_on_forks,
     prune,
     read_session,
     select_sessions,
@@ -96,9 +97,12 @@ class Sessions:
             head = one.head
             if turn is not None:
                 head = _checked_turn(db, one, turn)
+            depth = sa.select(turns.c.depth).where(turns.c.id == head)
+            at = db.execute(depth).scalar() or 0
             other = dataclasses.replace(
                 one, id=new_id("sess"), name=name, head=head, created=now,
                 updated=now, draft=None, parent=id,
+                settings=one.settings | {"forked_at": at},
             )  # fmt: skip
             insert_session(db, tenant, other)
             return read_session(db, tenant, other.id)
@@ -122,6 +126,7 @@ class Sessions:
         with self._database.write() as db:
             one = read_session(db, tenant, id)
             self._leases.check_idle(db, id)
+            pass_on_forks(db, one)
             db.execute(sa.delete(sessions).where(sessions.c.id == id))
             prune(db, one.head)
 

@@ -195,6 +195,7 @@ Index(
     "turns_since", since, sqlite_where=is_response, postgresql_where=is_response
 )
 Index("sessions_head", sessions.c.head)
+Index("sessions_parent", sessions.c.parent)
 Index("sessions_made", sessions.c.tenant, sessions.c.number)
 Index(
     "sessions_deleted",

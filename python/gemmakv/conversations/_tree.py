@@ -69,6 +69,17 @@ def update_session(db: Connection, id: str, **fields: Any) -> None:
     db.execute(sa.update(sessions).where(sessions.c.id == id).values(**fields))
 
 
+def pass_on_forks(db: Connection, session: SessionInfo) -> None:
+    """Makes the forks of a session, which is deleted, those of its parent."""
+    own = session.settings.get("forked_at", 0)
+    query = sa.select(sessions.c.id, sessions.c.settings)
+    query = query.where(sessions.c.parent == session.id)
+    for id, settings in db.execute(query).all():
+        at = min(settings.get("forked_at", 0), own)
+        settings = settings | {"forked_at": at}
+        update_session(db, id, parent=session.parent, settings=settings)
+
+
 def insert_turn(
     db: Connection, turn: Turn, age: float, follows: bytes | None = None
 ) -> None:

@@ -191,6 +191,7 @@ def test_an_earlier_database_has_the_same_lists(tmp_path: Path) -> None:
         )
         db.execute("DROP INDEX turns_follows")
         db.execute("DROP INDEX sessions_made")
+        db.execute("DROP INDEX sessions_parent")
         for table, column in (
             ("turns", "plain"), ("turns", "follows"), ("sessions", "number"),
         ):  # fmt: skip

@@ -383,6 +383,7 @@ def test_a_database_of_before_there_was_a_clock_in_it(
         db.execute("DROP INDEX turns_since")
         db.execute("DROP INDEX sessions_made")
         db.execute("DROP INDEX turns_follows")
+        db.execute("DROP INDEX sessions_parent")
         for column in ("since", "plain", "follows"):
             db.execute(f"ALTER TABLE turns DROP COLUMN {column}")
         db.execute("DROP INDEX sessions_deleted")

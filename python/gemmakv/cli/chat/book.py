@@ -49,7 +49,12 @@ class Turn:
 
 @dataclasses.dataclass(eq=False)
 class Entry:
-    """A conversation: its record, and its session once it is needed."""
+    """A conversation: its record, and its session once it is needed.
+
+    Attributes:
+      label: what it is called here: the record's name, unless another one has
+        that; "" if it is that.
+    """
 
     record: Record
     session: Session | None = None
@@ -57,10 +62,11 @@ class Entry:
     last_fork_us: float | None = None
     kept: KeptTokens | None = None  # as they were stored, or loaded
     last: Turn | None = None
+    label: str = ""
 
     @property
     def name(self) -> str:
-        return self.record.name
+        return self.label or self.record.name
 
     @property
     def id(self) -> str:
@@ -70,8 +76,9 @@ class Entry:
 class Book:
     """Entries in the order in which they were made; one is current.
 
-    Names are unique. A parent that is gone is replaced by its own parent, so
-    that ancestry always leads to entries of the book.
+    Names of entries are unique: the second record of a name is called NAME-2
+    here, and keeps its name in the store. A parent that is gone is replaced by
+    its own parent, so that ancestry always leads to entries of the book.
     """
 
     def __init__(
@@ -85,21 +92,23 @@ class Book:
     def update(self, records: Iterable[Record], taken: Iterable[str]) -> None:
         """Makes of `records` all entries that this chat does not hold."""
         self._taken = set(taken)
+        found = {record.id: record for record in records}
         known = {entry.id: entry for entry in self.entries}
         self.entries = [
             entry
             for entry in self.entries
             if entry.held or entry.session is not None
         ]
-        kept = {entry.id for entry in self.entries}
+        for entry in self.entries:
+            record = found.pop(entry.id, entry.record)
+            entry.record.parent = record.parent
+            entry.record.forked_at = record.forked_at
         names = {entry.name for entry in self.entries} | self._taken
-        for record in sorted(records, key=lambda one: one.created):
-            if record.id in kept:
-                continue
+        for record in sorted(found.values(), key=lambda one: one.created):
             entry = known.get(record.id, Entry(record))
-            record.name = _unused_name(record.name, names)
-            names.add(record.name)
             entry.record = record
+            entry.label = _unused_name(record.name, names)
+            names.add(entry.label)
             self.entries.append(entry)
         self.entries.sort(key=lambda entry: entry.record.created)
         ids = {entry.id for entry in self.entries}

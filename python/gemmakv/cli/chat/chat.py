@@ -227,7 +227,8 @@ class Chat:
                     "is"
                 ) from None
         if record is not None:
-            record.name = entry.name
+            if record.name != entry.record.name:  # renamed elsewhere
+                entry.label = self.book.unused_name(record.name)
             entry.record = record
         elif entry.session is None:  # one that is new has its session
             raise ValueError(
@@ -387,12 +388,7 @@ class Chat:
     def forget(self, entry: Entry) -> None:
         """Deletes an entry, on disk too; `bring_back` undoes it."""
         self._hold(entry)
-        for fork in self.book.remove(entry):
-            held = fork.held
-            if self.may_open(fork):
-                self.save_record(fork)
-            if not held:
-                self._release(fork)
+        self.book.remove(entry)
         self.unsaved.pop(entry.id, None)
         if self._saver is not None:
             self._saver.drop(entry.id)
@@ -408,8 +404,8 @@ class Chat:
         store = self.store
         for record in [] if store is None else store.deleted():
             if store is not None and store.undelete(record.id) is not None:
-                record.name = self.book.unused_name(record.name)
-                return self.book.add(Entry(record))
+                label = self.book.unused_name(record.name)
+                return self.book.add(Entry(record, label=label))
         raise ValueError("no deleted session is kept")
 
     def _release(self, entry: Entry) -> None:

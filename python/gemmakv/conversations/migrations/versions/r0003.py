@@ -26,6 +26,7 @@ def upgrade() -> None:
     op.execute("UPDATE sessions SET number = rowid")
     op.drop_index("sessions_made", "sessions")
     op.create_index("sessions_made", "sessions", ["tenant", "number"])
+    op.create_index("sessions_parent", "sessions", ["parent"])
     _note_plain()
     _note_what_tokens_follow()
     op.execute(
