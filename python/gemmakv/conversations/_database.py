@@ -40,6 +40,7 @@ from gemmakv.conversations._errors import (
 from gemmakv.conversations._tables import (
     HEAD,
     REVISIONS,
+    WRITES,
     facts,
     metadata,
     revisions,
@@ -249,7 +250,7 @@ class Database:
             self.check_place()
             try:
                 with self.engine.connect() as db:
-                    db.execution_options(gemmakv_writes=writes)
+                    db.execution_options(**{WRITES: writes})
                     with db.begin():
                         yield db
             except DBAPIError as error:
@@ -326,7 +327,7 @@ def _begin(db: Connection) -> None:
     One that writes takes the lock at once, as one that has read could not wait
     for it.
     """
-    writes = db.get_execution_options().get("gemmakv_writes")
+    writes = db.get_execution_options().get(WRITES)
     db.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
 
+# The execution option of transactions that write.
+WRITES = "gemmakv_writes"
+
 FIRST_BYTES = 512  # SQLite has 1,000 of a key on its page
 
 # REAL has eight bytes in SQLite, and four in PostgreSQL.

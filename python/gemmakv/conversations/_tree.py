@@ -15,6 +15,7 @@ from gemmakv.conversations._tables import (
     LIGHT,
     SESSION,
     TURN,
+    WRITES,
     session_of,
     sessions,
     turn_of,
@@ -43,7 +44,12 @@ def select_sessions(tenant: str, deleted: bool = False) -> Query:
 
 
 def find_session(db: Connection, tenant: str, id: str) -> SessionInfo | None:
+    """Gives a session, or None. In a transaction that writes, nobody else
+    changes it before the end.
+    """
     query = select_sessions(tenant).where(sessions.c.id == id)
+    if db.get_execution_options().get(WRITES):
+        query = query.with_for_update(of=sessions)
     row = db.execute(query).mappings().first()
     return None if row is None else session_of(row)
 

@@ -16,6 +16,9 @@ pytest.importorskip("alembic", reason="the extra `server`")
 
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 import gemmakv.conversations
 from gemmakv.conversations import NewerStore, StoreFailed, _database, _tables
@@ -226,6 +229,46 @@ def test_what_is_refused_keeps_its_journal(
         Conversations.open(tmp_path)
     assert (tmp_path / FILE).read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == [FILE]
+
+
+def test_another_database_has_the_same_tables_and_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a transaction reads of a session before it writes is locked where a
+    database has more than one writer.
+    """
+    dialect = postgresql.dialect()
+    for table in _tables.metadata.sorted_tables:
+        for made in (CreateTable(table), *map(CreateIndex, table.indexes)):
+            words = str(made.compile(dialect=dialect))
+            assert "STRICT" not in words and "rowid" not in words
+    store = Conversations.open(tmp_path)
+    id = store.sessions.create("t", "one", None).id
+    seen: list[str] = []
+
+    def look(db: Any, query: Any, *rest: Any) -> None:
+        seen.append(str(query.compile(dialect=dialect)))
+
+    assert store.database.engine is not None
+    event.listen(store.database.engine, "before_execute", look)
+    store.sessions.get("t", id)
+    store.sessions.newest("t", 9, id)
+    store.sessions.tree("t", 9, None)
+    assert not any("FOR UPDATE" in query for query in seen)
+    for call in (
+        lambda: store.leases.take("t", id, "me"),
+        lambda: store.leases.release(id, "me"),
+        lambda: store.sessions.rename("t", id, "two"),
+        lambda: store.sessions.rewind("t", id, None),
+        lambda: store.leases.hold(id),
+        lambda: store.sessions.delete("t", id),
+    ):
+        seen.clear()
+        call()
+        first = seen[0]
+        assert first.startswith("UPDATE") or "FOR UPDATE" in first, first
+        assert "rowid" not in "".join(seen)
+    store.close()
 
 
 def test_a_response_expires_by_an_index(tmp_path: Path) -> None:
