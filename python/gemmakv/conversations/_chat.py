@@ -30,8 +30,8 @@ from gemmakv._support.files import StrPath, atomic_writer
 from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._session_file import KeptTokens, SessionState
 from gemmakv.chat._transcript import Ids, common_exact
-from gemmakv.chat.store import Listed, Listing, NewerRecord, Record, SaveTo
-from gemmakv.chat.store._records import options_of
+from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
+from gemmakv.chat.store._records import Listed, options_of
 from gemmakv.conversations._database import (
     CANNOT_WRITE,
     FILE,
@@ -503,9 +503,9 @@ class ChatStore:
         last in them, as it is stored.
         """
         last = sa.type_coerce(turns.c.messages, sa.Text).label("last")
-        is_for_chats = sa.or_(
-            sessions.c.head.is_(None),
-            turns.c.plain == sa.literal(True, turns.c.plain.type),
+        # Where nobody can tell, whoever opens it says so.
+        is_for_chats = turns.c.plain.is_distinct_from(
+            sa.literal(False, turns.c.plain.type)
         )
         query = select_sessions(TENANT, deleted).add_columns(last)
         return query.where(self._is_ours(), is_for_chats)

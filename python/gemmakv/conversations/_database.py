@@ -43,7 +43,9 @@ from gemmakv.conversations._tables import (
     WRITES,
     facts,
     metadata,
+    next_number,
     revisions,
+    sessions,
 )
 from gemmakv.conversations._types import BUSY_S, FileId
 
@@ -195,6 +197,7 @@ class Database:
         else:
             before = self._check_schema(db)
             if before == HEAD:
+                _number_rest(db)
                 return
             _migrate(db, before)
         # By this number versions that know no revisions leave it alone.
@@ -459,6 +462,16 @@ def _is_new(db: Connection) -> bool:
 
 def _pragma(db: Connection, name: str) -> int:
     return int(db.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+
+
+def _number_rest(db: Connection) -> None:
+    """Numbers the sessions that processes of an earlier version made since."""
+    query = sa.select(sessions.c.id, sessions.c.tenant)
+    query = query.where(sessions.c.number.is_(None))
+    for id, tenant in db.execute(query.order_by(sessions.c.created)).all():
+        is_it = sessions.c.id == id
+        number = next_number(tenant)
+        db.execute(sa.update(sessions).where(is_it).values(number=number))
 
 
 def _migrate(db: Connection, before: str) -> None:

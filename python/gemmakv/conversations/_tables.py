@@ -29,6 +29,7 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    select,
     text,
 )
 from sqlalchemy.engine import Dialect
@@ -81,11 +82,11 @@ class Flag(TypeDecorator[bool]):
     impl = Integer
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> int:
-        return int(value)
+    def process_bind_param(self, value: Any, dialect: Dialect) -> int | None:
+        return None if value is None else int(value)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> bool:
-        return bool(value)
+    def process_result_value(self, value: Any, dialect: Dialect) -> bool | None:
+        return None if value is None else bool(value)
 
 
 def bytes_of(tokens: TokenArray) -> bytes:
@@ -144,7 +145,8 @@ turns = Table(
     # By the database's own clock. Null: an earlier version added the turn.
     Column("since", _Seconds),
     # Whether a chat can go on from it: it and all before are plain messages.
-    Column("plain", Flag, nullable=False, server_default=text("0")),
+    # Null: a process of an earlier version added it, and nobody can tell.
+    Column("plain", Flag),
     # For a chat's tokens, a digest of those that they follow.
     Column("follows", LargeBinary),
     sqlite_strict=True,
@@ -168,7 +170,8 @@ sessions = Table(
     Column("parent", Text),
     # When it was put into the trash, by the database's own clock.
     Column("deleted", _Seconds),
-    # The order in which a tenant's were made, whatever the clock said.
+    # The order in which a tenant's were made, whatever the clock said. Null
+    # until the next start where a process of an earlier version made it.
     Column("number", Integer),
     sqlite_strict=True,
 )
@@ -220,6 +223,12 @@ SESSION = tuple(
     _depth if field.name == "turns" else sessions.c[field.name]
     for field in dataclasses.fields(SessionInfo)
 )
+
+
+def next_number(tenant: str) -> ColumnElement[int]:
+    """Gives the `number` of the next session of a tenant."""
+    last = select(func.coalesce(func.max(sessions.c.number), 0))
+    return last.where(sessions.c.tenant == tenant).scalar_subquery() + 1
 
 
 def turn_of(row: Mapping[Any, Any]) -> Turn:

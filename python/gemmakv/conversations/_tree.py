@@ -16,6 +16,7 @@ from gemmakv.conversations._tables import (
     SESSION,
     TURN,
     WRITES,
+    next_number,
     session_of,
     sessions,
     turn_of,
@@ -65,10 +66,11 @@ def read_session(db: Connection, tenant: str, id: str) -> SessionInfo:
 def insert_session(db: Connection, tenant: str, session: SessionInfo) -> None:
     fields = dataclasses.asdict(session)
     del fields["turns"]
-    last = sa.select(sa.func.coalesce(sa.func.max(sessions.c.number), 0))
-    number = last.where(sessions.c.tenant == tenant).scalar_subquery() + 1
-    query = sa.insert(sessions).values(**fields, tenant=tenant, number=number)
-    db.execute(query)
+    db.execute(
+        sa.insert(sessions).values(
+            **fields, tenant=tenant, number=next_number(tenant)
+        )
+    )
 
 
 def update_session(db: Connection, id: str, **fields: Any) -> None:
@@ -93,10 +95,10 @@ def insert_turn(
     tokens before a chat's.
     """
     fields = {column.name: getattr(turn, column.name) for column in TURN}
-    plain = Said.of(turn) is not None
+    plain: bool | None = Said.of(turn) is not None
     if plain and turn.parent is not None:
         query = sa.select(turns.c.plain).where(turns.c.id == turn.parent)
-        plain = bool(db.execute(query).scalar())
+        plain = db.execute(query).scalar()
     db.execute(
         sa.insert(turns).values(
             **fields, since=age, plain=plain, follows=follows

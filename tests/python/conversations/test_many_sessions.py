@@ -27,6 +27,7 @@ from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._database import FILE
 from gemmakv.conversations._store import Conversations
 from support.records import TALK
+from support.stored import records_of
 
 WEIGHTS = "ab" * 16
 HEAD = [*range(3, 303)]  # as of a long system text
@@ -216,3 +217,32 @@ def test_an_earlier_database_has_the_same_lists(tmp_path: Path) -> None:
     assert store.hold(one.id)
     assert len(store.shared(put_away(store, one)).ids) == 0
     store.close()
+
+
+def test_what_an_earlier_version_makes_later(tmp_path: Path) -> None:
+    """Its process had the database open when this one brought it up."""
+    store = ChatStore.open(tmp_path, WEIGHTS)
+    one, two = kept(store, [[1]]), kept(store, [[2]])
+    store.close()
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.execute("UPDATE turns SET plain = NULL, follows = NULL")
+        db.execute("UPDATE sessions SET number = NULL WHERE id = ?", [two.id])
+    db.close()
+    store = ChatStore.open(tmp_path, WEIGHTS)
+    assert [found.id for found in records_of(store)] == [one.id, two.id]
+    one.messages += TALK[:2]
+    assert store.hold(one.id)
+    store.write_record(one)
+    three = kept(store, [[3]])
+    assert [found.id for found in records_of(store)] == [
+        one.id, two.id, three.id,
+    ]  # fmt: skip
+    store.close()
+    server = Conversations.open(tmp_path)
+    after, found = None, []
+    for _ in range(3):
+        [page], _more = server.sessions.newest("", 1, after)
+        after = page.id
+        found.append(after)
+    assert found == [three.id, two.id, one.id]
+    server.close()

@@ -3,13 +3,12 @@
 from gemmakv.chat.store._folder import FolderStore, folder_of
 from gemmakv.chat.store._live import from_file, from_store
 from gemmakv.chat.store._protocol import Listing, SaveTo, SessionStore
-from gemmakv.chat.store._records import Listed, NewerRecord, Record
+from gemmakv.chat.store._records import NewerRecord, Record
 from gemmakv.chat.store._saver import Saver
 from gemmakv.chat.store._tier import forget, keeps_keys, tokens_in
 
 __all__ = [
     "FolderStore",
-    "Listed",
     "Listing",
     "NewerRecord",
     "Record",

@@ -15,12 +15,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    op.add_column(
-        "turns",
-        sa.Column(
-            "plain", sa.Integer, nullable=False, server_default=sa.text("0")
-        ),
-    )
+    op.add_column("turns", sa.Column("plain", sa.Integer))
     op.add_column("turns", sa.Column("follows", sa.LargeBinary))
     op.add_column("sessions", sa.Column("number", sa.Integer))
     op.execute("UPDATE sessions SET number = rowid")
@@ -53,6 +48,7 @@ def _note_plain() -> None:
                 continue  # whoever opens it says so
             if roles == ["user", "assistant"] and not calls and tools == "[]":
                 plain.add(id)
+    op.execute("UPDATE turns SET plain = 0")
     query = sa.text("UPDATE turns SET plain = 1 WHERE id = :id")
     if plain:
         op.get_bind().execute(query, [{"id": id} for id in plain])
