@@ -55,7 +55,6 @@ from gemmakv.conversations._store import Conversations
 from gemmakv.conversations._tables import (
     FIRST_BYTES,
     SESSION,
-    bytes_of,
     first_tokens,
     session_of,
     sessions,
@@ -72,7 +71,7 @@ from gemmakv.conversations._tree import (
     turns_up_to,
     update_session,
 )
-from gemmakv.conversations._types import SessionInfo
+from gemmakv.conversations._types import SessionInfo, bytes_of
 from gemmakv.errors import CorruptFile, GemmaKVError, one_line
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from gemmakv.chat._session_file import (
 )
 from gemmakv.chat._transcript import Ids
 from gemmakv.chat.store import Record
-from gemmakv.conversations._tables import bytes_of
-from gemmakv.conversations._types import SessionInfo, Turn, new_id
+from gemmakv.conversations._types import SessionInfo, Turn, bytes_of, new_id
 
 _CACHE = "cache:"  # what the basis of a chat's tokens begins with
 _NO_IDS: Ids = np.empty(0, np.int32)

@@ -36,7 +36,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeDecorator
 
-from gemmakv.conversations._types import KEPT, SessionInfo, Turn
+from gemmakv.conversations._types import KEPT, SessionInfo, Turn, bytes_of
 from gemmakv.generation._prompts import TokenArray
 
 if TYPE_CHECKING:
@@ -87,10 +87,6 @@ class Flag(TypeDecorator[bool]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> bool | None:
         return None if value is None else bool(value)
-
-
-def bytes_of(tokens: TokenArray) -> bytes:
-    return np.ascontiguousarray(tokens, "<i4").tobytes()
 
 
 class Tokens(TypeDecorator[TokenArray]):

@@ -178,6 +178,7 @@ def test_an_earlier_database_has_the_same_lists(tmp_path: Path) -> None:
     store = ChatStore.open(tmp_path, WEIGHTS)
     one = kept(store, [[*HEAD, 1], [2, 3]])
     kept(store, [[*HEAD, 4], [5]], "f32")
+    bad = kept(store, [[8]])
     kept(store, [[9]])
     plain = store.listing().records
     store.close()
@@ -190,6 +191,10 @@ def test_an_earlier_database_has_the_same_lists(tmp_path: Path) -> None:
         db.execute(
             "UPDATE turns SET tools = '[{}]', plain = 0 WHERE id = ?", [calls]
         )
+        [(damaged,)] = db.execute(
+            "SELECT head FROM sessions WHERE id = ?", [bad.id]
+        )
+        db.execute("UPDATE turns SET messages = '[' WHERE id = ?", [damaged])
         db.execute("DROP INDEX turns_follows")
         db.execute("DROP INDEX sessions_made")
         db.execute("DROP INDEX sessions_parent")
@@ -206,14 +211,19 @@ def test_an_earlier_database_has_the_same_lists(tmp_path: Path) -> None:
     server.close()
     store = ChatStore.open(tmp_path, WEIGHTS)
     assert names[::-1] == [found.id for found in plain]
-    assert store.listing().records == plain[:2]
+    listing = store.listing()
+    assert listing.records == plain[:2]
+    [line] = listing.lines
+    assert bad.id in line and "cannot be read" in line
     with sqlite3.connect(tmp_path / FILE) as db:
         after = db.execute(columns).fetchall()
     db.close()
     assert [(row[0], row[2]) for row in after] == [
         (row[0], row[2]) for row in before
     ]
-    assert {row[0] for row in after if not row[1]} == {calls}
+    assert {row[0]: row[1] for row in after if not row[1]} == {
+        calls: 0, damaged: None,
+    }  # fmt: skip
     assert store.hold(one.id)
     assert len(store.shared(put_away(store, one)).ids) == 0
     store.close()

@@ -22,8 +22,19 @@ def upgrade() -> None:
     op.drop_index("sessions_made", "sessions")
     op.create_index("sessions_made", "sessions", ["tenant", "number"])
     op.create_index("sessions_parent", "sessions", ["parent"])
-    _note_plain()
-    _note_what_tokens_follow()
+    plain, follows = _plain_turns(), _followed()
+    notes = [
+        {"id": id, "plain": is_plain, "follows": follows.get(id)}
+        for id, is_plain in plain.items()
+    ]
+    if notes:
+        op.get_bind().execute(
+            sa.text(
+                "UPDATE turns SET plain = :plain, follows = :follows "
+                "WHERE id = :id"
+            ),
+            notes,
+        )
     op.execute(
         "CREATE INDEX turns_follows ON turns "
         "(follows, substr(tokens, 1, 512)) WHERE follows IS NOT NULL"
@@ -34,28 +45,32 @@ def _rows(query: str) -> Iterator[Any]:
     return iter(op.get_bind().exec_driver_sql(query))
 
 
-def _note_plain() -> None:
-    plain: set[str] = set()
+def _plain_turns() -> dict[str, bool | None]:
+    """Says whether chats can go on from turns; None: they cannot be read."""
+    plain: dict[str, bool | None] = {}
     for id, parent, tools, messages, reply in _rows(
         "SELECT id, parent, tools, messages, reply FROM turns ORDER BY depth"
     ):
-        if parent is None or parent in plain:
-            try:
-                said = [*json.loads(messages), json.loads(reply)]
-                roles = [one.get("role") for one in said]
-                calls = any(one.get("tool_calls") for one in said)
-            except (ValueError, TypeError, AttributeError, RecursionError):
-                continue  # whoever opens it says so
-            if roles == ["user", "assistant"] and not calls and tools == "[]":
-                plain.add(id)
-    op.execute("UPDATE turns SET plain = 0")
-    query = sa.text("UPDATE turns SET plain = 1 WHERE id = :id")
-    if plain:
-        op.get_bind().execute(query, [{"id": id} for id in plain])
+        plain[id] = parent is None or plain[parent]
+        if not plain[id]:
+            continue
+        try:
+            said = [*json.loads(messages), json.loads(reply)]
+            roles = [one.get("role") for one in said]
+            calls = any(one.get("tool_calls") for one in said)
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            plain[id] = None  # a list, or whoever opens it, says so
+            continue
+        plain[id] = (
+            roles == ["user", "assistant"] and not calls and tools == "[]"
+        )
+    return plain
 
 
-def _note_what_tokens_follow() -> None:
-    """Only of chats: their sessions' settings have the KV cache's type."""
+def _followed() -> dict[str, bytes]:
+    """Gives the digests of what the tokens of turns follow: those of chats, as
+    their sessions' settings have the KV cache's type.
+    """
     parents = dict(_rows("SELECT id, parent FROM turns"))
     kinds: dict[str, str] = {}
     for turn, text in _rows("SELECT head, settings FROM sessions"):
@@ -66,7 +81,7 @@ def _note_what_tokens_follow() -> None:
         while isinstance(kind, str) and turn is not None and turn not in kinds:
             kinds[turn], turn = kind, parents[turn]
     ends: dict[str, hashlib.blake2b] = {}
-    found = []
+    found: dict[str, bytes] = {}
     for id, parent, whole, tokens in _rows(
         "SELECT id, parent, whole, tokens FROM turns "
         "WHERE basis LIKE 'cache:%' AND length(tokens) > 0 ORDER BY depth"
@@ -77,9 +92,7 @@ def _note_what_tokens_follow() -> None:
             end = hashlib.blake2b(kinds[id].encode() + b"\0", digest_size=16)
         else:
             end = ends[parent].copy()
-        found.append({"id": id, "follows": end.digest()})
+        found[id] = end.digest()
         end.update(tokens)
         ends[id] = end
-    query = sa.text("UPDATE turns SET follows = :follows WHERE id = :id")
-    if found:
-        op.get_bind().execute(query, found)
+    return found
