@@ -22,8 +22,8 @@ _KINDS = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Nothing of other sites, nothing that stands in the page or in a text, and no
-# text that becomes markup.
+# The page loads nothing from other sites, runs no code that is inside markup,
+# and makes no markup of texts.
 _POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'; "
@@ -74,8 +74,8 @@ def _answer(call: Call, name: str) -> Response:
 
 @functools.cache
 def _files() -> dict[str, _File]:
-    """Of the package's folder `page`, by name. What is not in it by name
-    cannot be asked for.
+    """Reads the files of the package's folder `page`, by name. No request
+    reaches another file.
     """
     found = {}
     for one in resources.files("gemmakv.server").joinpath("page").iterdir():

@@ -1,4 +1,4 @@
-"""Our own API: conversations that outlive a request, /v1/sessions."""
+"""Our own API for sessions, /v1/sessions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ class ImportedSession(SessionObject):
 
 
 class Spent(BaseModel):
-    """What a turn took of the prefix cache, why that was not all, and time."""
+    """The tokens that a turn took from the prefix cache, why not all, and the
+    time of the turn.
+    """
 
     cached: Annotated[
         dict[str, int],
@@ -333,7 +335,7 @@ def _turn(turn: Turn) -> TurnObject:
 
 
 async def _check_system(call: Call, system: str | None) -> None:
-    """Raises RequestError for one that leaves no room in the context."""
+    """Raises RequestError for a text that leaves no room in the context."""
     service = call.service
     most = service.context - 1
 
@@ -356,7 +358,9 @@ async def _check_system(call: Call, system: str | None) -> None:
 
 
 def _session(session: SessionInfo, shown: int | None = None) -> SessionObject:
-    """With as many characters of `system`; None: all."""
+    """Makes the object of a session, with the first `shown` characters of its
+    `system`; None: all of them.
+    """
     system = session.system or ""
     return SessionObject(
         id=session.id,
