@@ -174,7 +174,7 @@ class GuardMiddleware:
                 "websocket",
                 code="upgrade_not_supported",
             )
-        # The protocol's own limit is for a head that arrives in parts.
+        # h11's own limit is for a head that arrives in parts.
         length = len(scope["raw_path"]) + len(scope["query_string"])
         length += sum(len(k) + len(v) + 4 for k, v in scope["headers"])
         most = self._site.settings.limits.header_bytes

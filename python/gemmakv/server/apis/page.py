@@ -16,7 +16,7 @@ from gemmakv.server.service.errors import RequestError
 FOLDER = "/page/"
 ROUTER = router(**OPEN)
 _INDEX = "index.html"
-_KINDS = {
+_MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
@@ -79,13 +79,13 @@ def _files() -> dict[str, _File]:
     """
     found = {}
     for one in resources.files("gemmakv.server").joinpath("page").iterdir():
-        kind = _KINDS.get(one.name.rpartition(".")[2])
-        if kind is None:
+        media_type = _MEDIA_TYPES.get(one.name.rpartition(".")[2])
+        if media_type is None:
             continue
         data = one.read_bytes()
         tag = hashlib.sha256(data).hexdigest()[:32]
         found[one.name] = _File(
             data.decode("utf-8"),
-            {**_HEADERS, "content-type": kind, "etag": f'"{tag}"'},
+            {**_HEADERS, "content-type": media_type, "etag": f'"{tag}"'},
         )
     return found
