@@ -41,7 +41,11 @@ _GUARDS = ("api_key", "api_key_file", "prefix_cache_secret_file")
 
 def _words(value: Any) -> Any:
     """Splits a variable, which has several texts with spaces between them."""
-    return value.split() if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.split()
+    if not isinstance(value, list):
+        raise unexpected("texts", "a text or a list of them", value)
+    return value
 
 
 def _bytes(value: Any) -> int:
