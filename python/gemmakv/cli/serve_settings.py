@@ -182,6 +182,9 @@ class ServeSettings(BaseModel):
         "Let pages of this origin use the server, or *: of any.")
     allowed_host: Texts = _option([], "NAME",
         "Accept requests to this host name, or *: to any.")
+    sse_ping_interval: float = _option(15.0, "S",
+        "Seconds of silence after which a stream sends a sign of life; 0: "
+        "none.", ge=0, le=1e7)
     log_format: str = _option("text", "FORMAT",
         "Write the log, on stderr, as text or json.")
     lenient: bool = _switch(
