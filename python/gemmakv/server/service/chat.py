@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
+from gemmakv.chat._answers import answer_of
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Segment, Template, messages_of
 from gemmakv.chat._native_calls import grammar_of
@@ -729,7 +730,7 @@ class ChatService:
         else:
             generation = await gemma.agenerate(cache, prompt, **options)
             cache.close()  # its memory is for others
-            reader = self._reader(request)
+            reader = self._reader(request, options)
             parts: Sequence[Part] = [generation.text]
             if reader is not None:
                 parts = read_reply(reader, generation)
@@ -780,13 +781,16 @@ class ChatService:
             found = await self.aside(self._known, gemma, ids)
         return max(0, found - said.usage.cached_tokens)
 
-    def _reader(self, request: ChatRequest) -> ReplyReader | None:
+    def _reader(
+        self, request: ChatRequest, options: Mapping[str, Any]
+    ) -> ReplyReader | None:
         """What tells the parts of a reply apart; prompts get none."""
         if request.messages is None:
             return None
         form = call_form(self.template) if request.tools else None
         begun = bool(parted(request.messages, self.template)[1])
-        return ReplyReader(self.tokenizer, form, begun)
+        grammar = options.get("grammar")
+        return ReplyReader(self.tokenizer, form, begun, grammar)
 
     def _tokens(
         self, index: int, generation: Generation, parts: Sequence[Part]
@@ -822,7 +826,7 @@ class ChatService:
         """A continuation whose tokens are given out as they come, and what
         read them.
         """
-        reader = self._reader(request)
+        reader = self._reader(request, options)
 
         def events(
             text: str,
@@ -914,15 +918,13 @@ class ChatService:
         form = call_form(self.template)
         if form is None:
             raise missing("tools", "calls in the form of this model's template")
-        wanted = options.pop("response_format", None)
-        if wanted is not None and wanted != {"type": "text"}:
-            raise invalid(
-                "response_format", "expected none together with tools"
-            )
         try:
-            options["grammar"] = grammar_of(form, self.tokenizer, use)
+            rest, answer = answer_of(options)
+            grammar = grammar_of(form, self.tokenizer, use, answer)
         except ValueError as error:
             raise _of_library(error) from error
+        options.clear()
+        options.update(rest, grammar=grammar)
         return dataclasses.replace(request, tools=use.tools)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
