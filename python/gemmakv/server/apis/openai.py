@@ -34,6 +34,7 @@ from gemmakv.server.apis.http import (
 from gemmakv.server.apis.logprobs import Logprobs, finite, has_logprob
 from gemmakv.server.apis.sessions import named, past_of
 from gemmakv.server.apis.timings import timings
+from gemmakv.server.apis.unsupported import check_supported
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
@@ -42,12 +43,18 @@ from gemmakv.server.service.errors import (
     thoughtless,
     unexpected,
 )
-from gemmakv.server.service.requests import ChatRequest
+from gemmakv.server.service.forms import FORM_FIELDS, stated_form
+from gemmakv.server.service.requests import (
+    ChatRequest,
+    aliased,
+    penalized,
+)
 
 _DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
 _COMPLETION_TOKENS = 16  # the original's default for /v1/completions
 _SEEDS = 1 << 64
+_LAST_TOKENS = 64  # that llama-server's penalties look at by default
 _STARTED = int(time.time())
 _TYPES = {
     401: "authentication_error", 403: "permission_error",
@@ -64,18 +71,6 @@ JSON_OPTIONS = tuple(
 
 # All but the first have a model think that can.
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-
-# What these fields say for themselves; anything else is refused by name.
-_NOTHING: dict[str, tuple[Any, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"), "modalities": (["text"],),
-    "audio": (), "web_search_options": (), "suffix": ("",),
-    "grammar": ("",), "guided_json": (), "guided_regex": (),
-    "guided_choice": (), "guided_grammar": (), "structured_outputs": (),
-    "json_schema": (), "conversation": (),
-    "previous_response_id": (),
-}  # fmt: skip
-
 
 # Padding against those who measure packets says nothing.
 _STREAM_OPTIONS = ("include_usage", "include_obfuscation")
@@ -124,6 +119,7 @@ class CompletionBody(_Common, kw_only=True):
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
+    add_special_tokens: bool | None = None
 
 
 async def chat_completions(call: Call) -> None:
@@ -190,6 +186,7 @@ async def completions(call: Call) -> None:
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
         prompts=prompts,
+        add_bos=body.add_special_tokens is not False,
         options=options,
         n=n,
         default_max_tokens=_COMPLETION_TOKENS,
@@ -268,7 +265,8 @@ class renamed:
     def __init__(
         self, document: Mapping[str, Any], names: Mapping[str, str] = {}
     ) -> None:
-        more = {}
+        _, more = aliased(document, table_options(document))
+        more |= stated_form(document)[1]
         if "max_completion_tokens" in document:
             more["max_tokens"] = "max_completion_tokens"
         self._names = ClientNames({**names, **more})
@@ -315,13 +313,18 @@ def table_options(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _options(body: _Common, document: Mapping[str, Any]) -> dict[str, Any]:
-    refuse(document, _NOTHING)
+    known = (*body.__struct_fields__, *JSON_OPTIONS, *FORM_FIELDS)
+    check_supported({k: v for k, v in document.items() if k not in known})
     if body.stream_options is not None and not body.stream:
         raise unexpected("stream_options", "stream: true with it", body.stream)
     refuse_others(
         "stream_options", document.get("stream_options"), _STREAM_OPTIONS
     )
-    options = table_options(document)
+    options, _ = aliased(document, table_options(document))
+    options = penalized(
+        options, document.get("repeat_last_n"), "repeat_last_n", _LAST_TOKENS
+    )
+    options |= stated_form(document)[0]
     if body.logit_bias is not None:
         options["logit_bias"] = _bias(body.logit_bias)
     if body.seed is not None:

@@ -963,7 +963,7 @@ class ChatService:
                 found = [ids]
         else:
             found = await self.on_texts(
-                self._text_ids, request.prompts, special
+                self._text_ids, request.prompts, special, request.add_bos
             )
         for ids in found:
             self.check_length(len(ids), request.messages is not None)
@@ -989,9 +989,12 @@ class ChatService:
         )
 
     def _text_ids(
-        self, prompts: Sequence[str | Sequence[int]], special: bool
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        special: bool,
+        add_bos: bool,
     ) -> list[TokenArray]:
-        return [self.text_ids(prompt, special, True) for prompt in prompts]
+        return [self.text_ids(one, special, True, add_bos) for one in prompts]
 
     def check_fits(
         self, segments: Sequence[Segment], messages: bool = True
@@ -1031,8 +1034,9 @@ class ChatService:
         prompt: str | Sequence[int],
         special: bool = False,
         fits: bool = False,
+        add_bos: bool = True,
     ) -> TokenArray:
-        """Token ids of a prompt; a text has a BOS in front.
+        """Token ids of a prompt; a text has a BOS in front, if `add_bos`.
 
         With `special`, names of control tokens mean them; `fits`: as in
         `render`. Raises ValueError for ids that are none.
@@ -1043,7 +1047,9 @@ class ChatService:
             if fits:
                 self.check_fits([Segment(prompt)], False)
             ids = self.tokenizer.encode(prompt, special)
-            found = np.array(with_bos(ids, config.bos_id), np.int32)
+            if add_bos:
+                ids = with_bos(ids, config.bos_id)
+            found = np.array(ids, np.int32)
         else:
             try:
                 found = np.asarray(prompt, np.int64)

@@ -19,11 +19,17 @@ from gemmakv.generation._option_kinds import Integer, Texts, TokenIds
 from gemmakv.generation._options import GenerationOptions
 from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
-from gemmakv.server.service.errors import missing, unexpected
+from gemmakv.server.service.errors import invalid, missing, unexpected
 
 # What each is where it changes nothing.
 _PENALTIES = {
     "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,
+}  # fmt: skip
+# Options by the names that other servers have for them.
+ALIASES = {
+    "repeat_penalty": "repetition_penalty", "rep_pen": "repetition_penalty",
+    "n_predict": "max_tokens", "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
 }  # fmt: skip
 _REPLIES = ("assistant", "model")
 _UNSALTED = b"gemmakv: the part of those without a key"
@@ -101,8 +107,8 @@ class ChatRequest:
       tenant: whose it is.
       messages: a conversation, whose reply begins with what a last message
         of the assistant says; or None, and
-      prompts: texts, which get a BOS in front, or token ids, each continued
-        by itself.
+      prompts: texts, which get a BOS in front if `add_bos`, or token ids,
+        each continued by itself.
       past: what the messages follow, where the server keeps that.
       ids: the messages' token ids, where they are known.
       options: generation options by their names in `GenerationOptions`.
@@ -125,6 +131,7 @@ class ChatRequest:
     tenant: Tenant
     messages: Messages | None = None
     prompts: Sequence[str | Sequence[int]] = ()
+    add_bos: bool = True
     past: Past | None = None
     ids: TokenArray | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -212,6 +219,27 @@ def _taken(name: str, value: Any) -> Any:
     if isinstance(option.kind, Texts) and isinstance(value, list | tuple):
         return [one for one in value if one != ""]
     return value
+
+
+def aliased(
+    fields: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Adds options that a request has by names of other servers, `ALIASES`,
+    and returns these names by ours. Raises RequestError for one that the
+    request has by both names, with other values.
+    """
+    found, names = dict(options), {}
+    for theirs, ours in ALIASES.items():
+        value = fields.get(theirs)
+        if value is None:
+            continue
+        if found.setdefault(ours, value) != value:
+            raise invalid(
+                theirs, f"expected it or {names.get(ours, ours)}, found both"
+            )
+        if ours not in options:
+            names.setdefault(ours, theirs)
+    return found, names
 
 
 def penalized(
