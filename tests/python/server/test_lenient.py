@@ -112,7 +112,6 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         **_COMPLETIONS,
         "suffix": {"suffix": "after"},
         "best_of": {"best_of": 3},
-        "echo": {"echo": True, "logprobs": 1},
     },
     "/v1/responses": {
         **{k: v for k, v in _OPENAI.items() if k != "logprobs"},

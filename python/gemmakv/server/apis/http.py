@@ -25,6 +25,7 @@ from starlette.types import Message as AsgiMessage
 from starlette.types import Receive, Scope, Send
 
 from gemmakv.generation._result import ToolCall
+from gemmakv.generation._scores import PromptLogprobs
 from gemmakv.server.apis import body as _body
 from gemmakv.server.process.workers import Worker
 from gemmakv.server.service.chat import ChatService
@@ -451,10 +452,12 @@ class Reply:
         self.finished: dict[int, Finished] = {}
         self.ended: Ended | None = None
         self.dropped_messages = 0
+        self.prompt_logprobs: Sequence[PromptLogprobs] = ()
 
     async def take(self, event: Event) -> None:
         if isinstance(event, Started):
             self.dropped_messages = event.dropped_messages
+            self.prompt_logprobs = event.prompt_logprobs
         elif isinstance(event, Token):
             text = self.texts.get(event.index, "")
             self.texts[event.index] = text + event.text

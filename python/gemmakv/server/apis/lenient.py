@@ -76,7 +76,7 @@ TOLERATED: dict[str, _Fields] = {
         **_out("max_completion_tokens"),
         "tools[].function.parameters": _ANY_OBJECT,
     },
-    "/v1/completions": {**_COMPLETIONS, **_out("suffix", "best_of", "echo")},
+    "/v1/completions": {**_COMPLETIONS, **_out("suffix", "best_of")},
     "/v1/responses": {
         **{k: v for k, v in _OPENAI.items() if k != "logprobs"},
         **_PLACES,

@@ -6,13 +6,14 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from gemmakv.errors import brief
 from gemmakv.generation._result import ToolCall
+from gemmakv.generation._scores import PromptLogprobs
 from gemmakv.options import GenerationOptions
 from gemmakv.server.apis.body import Salt
 from gemmakv.server.apis.http import (
@@ -32,6 +33,7 @@ from gemmakv.server.apis.http import (
     sse,
 )
 from gemmakv.server.apis.logprobs import Logprobs, finite, has_logprob
+from gemmakv.server.apis.prompt_logprobs import by_token, echoed, unlisted
 from gemmakv.server.apis.sessions import named, past_of
 from gemmakv.server.apis.timings import timings
 from gemmakv.server.apis.unsupported import check_supported
@@ -104,6 +106,7 @@ class ChatBody(_Common, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    prompt_logprobs: int | None = None
     session: str | None = None
     store: bool | None = None
 
@@ -119,6 +122,7 @@ class CompletionBody(_Common, kw_only=True):
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
+    prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
 
 
@@ -145,6 +149,7 @@ async def chat_completions(call: Call) -> None:
         messages=_messages(body.messages),
         past=past,
         options=options,
+        prompt_logprobs=_prompt_logprobs(body),
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -176,16 +181,18 @@ async def completions(call: Call) -> None:
     options.pop("logprobs", None)
     if body.logprobs is not None:
         options |= {"logprobs": True, "top_logprobs": body.logprobs}
-        if body.echo:
-            raise missing("echo", "together with logprobs")
     n = _count(body)
     if body.best_of not in (None, n):
         raise missing("best_of", "a choice among more than n")
     prompts = _prompts(body.prompt)
     call.chat.check_rows(len(prompts), n)
+    tops = [_prompt_logprobs(body), body.logprobs if body.echo else None]
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
         prompts=prompts,
+        prompt_logprobs=max(
+            (one for one in tops if one is not None), default=None
+        ),
         add_bos=body.add_special_tokens is not False,
         options=options,
         n=n,
@@ -425,6 +432,13 @@ def _check_parts(parts: list[Any], where: str) -> None:
             raise missing(f"{where}[{i}].type", f"{kind}")
 
 
+def _prompt_logprobs(body: ChatBody | CompletionBody) -> int | None:
+    """vLLM's, which has them in whole answers alone, too."""
+    if body.prompt_logprobs is not None and body.stream:
+        raise invalid("prompt_logprobs", "expected none in a stream")
+    return body.prompt_logprobs
+
+
 def _prompts(given: str | list[Any]) -> list[Any]:
     if isinstance(given, str):
         return [given]
@@ -506,6 +520,15 @@ class _Shape(ABC):
     def failure(self, error: RequestError) -> bytes:
         return sse(error_style(error, "")[1])
 
+    def prompt_list(
+        self, reply: Reply, number: int, top: int | None
+    ) -> dict[str, Any]:
+        """vLLM's field of a prompt, if it was asked for."""
+        if top is None:
+            return {}
+        found = reply.prompt_logprobs[number]
+        return {"prompt_logprobs": by_token(found, top, self.logprobs)}
+
     def _said(self, index: int, text: str) -> bytes:
         """A chunk of text and nothing else, as nearly all are."""
         template = self._templates.get(index)
@@ -536,6 +559,7 @@ class _Chat(_Shape):
 
     def __init__(self, call: Call, body: ChatBody, logprobs: bool) -> None:
         super().__init__(call, body)
+        self.prompt_top = body.prompt_logprobs
         self.rows = body.n or 1
         self.wants_logprobs = logprobs
 
@@ -571,6 +595,7 @@ class _Chat(_Shape):
             **self.head,
             "object": "chat.completion",
             "choices": [self._choice(i, reply) for i in sorted(reply.finished)],
+            **self.prompt_list(reply, 0, self.prompt_top),
             **_spent(reply.usage),
         }
 
@@ -659,12 +684,18 @@ class _Completion(_Shape):
                     if text is not None
                     else ([_decoded(decode, prompt)] * n)
                 )
+        self.n = n
+        self.prompt_top = body.prompt_logprobs
+        # Likeliest tokens of each place of an echo; None: it has no lists.
+        self.echo_top = body.logprobs if body.echo else None
+        self.listed: dict[int, int] = {}  # tokens, by index
         self.offsets: dict[int, int] = {}
 
     def frames(self, event: Event) -> bytes:
         if isinstance(event, Started):
             return b"".join(
-                self._chunk(i, text) for i, text in enumerate(self.echoes)
+                self._chunk(i, text, self._echoed(i, event.prompt_logprobs))
+                for i, text in enumerate(self.echoes)
             )
         if isinstance(event, Token):
             logprobs = None
@@ -678,8 +709,27 @@ class _Completion(_Shape):
         if isinstance(event, Called):
             return b""  # prompts have no tools
         if isinstance(event, Finished):
-            return self._chunk(event.index, "", None, _reason(event))
+            last = self._unlisted(event)
+            logprobs = self._list(last, event.index) if last else None
+            return self._chunk(event.index, "", logprobs, _reason(event))
         return self.end(event, "text_completion")
+
+    def _echoed(
+        self, index: int, found: Sequence[PromptLogprobs]
+    ) -> dict[str, Any] | None:
+        """The lists of the prompt that a choice begins with."""
+        if self.echo_top is None:
+            return None
+        self.offsets[index] = len(self.echoes[index])
+        prompt = found[index // self.n]
+        return echoed(prompt, self.echo_top, self.logprobs)
+
+    def _unlisted(self, finished: Finished) -> list[Token]:
+        if self.echo_top is None:
+            return []
+        index = finished.index
+        listed = self.listed.get(index, 0)
+        return unlisted(finished.generation, listed, index)
 
     def _text_chunk(self, index: int, text: str) -> bytes:
         return self._chunk(index, text)
@@ -688,15 +738,13 @@ class _Completion(_Shape):
         choices = []
         for i in sorted(reply.finished):
             echo = self.echoes[i] if self.echoes else ""
-            tokens = [t for t in reply.tokens.get(i, []) if has_logprob(t)]
             choices.append(
                 {
                     "index": i,
                     "text": echo + reply.texts.get(i, ""),
-                    "logprobs": (
-                        self._list(tokens, i) if self.wants_logprobs else None
-                    ),
+                    "logprobs": self._lists(i, reply),
                     "finish_reason": _reason(reply.finished[i]),
+                    **self.prompt_list(reply, i // self.n, self.prompt_top),
                 }
             )
         return {
@@ -706,7 +754,24 @@ class _Completion(_Shape):
             **_spent(reply.usage),
         }
 
+    def _lists(self, index: int, reply: Reply) -> dict[str, Any] | None:
+        """Of all tokens of a choice, with those of an echo."""
+        if not self.wants_logprobs:
+            return None
+        lists = self._echoed(index, reply.prompt_logprobs)
+        tokens = [t for t in reply.tokens.get(index, []) if has_logprob(t)]
+        said = self._list(tokens, index)
+        if lists is None:
+            return said
+        last = self._list(self._unlisted(reply.finished[index]), index)
+        for more in (said, last):
+            for name, values in more.items():
+                if lists[name] is not None:
+                    lists[name] += values or []
+        return lists
+
     def _list(self, tokens: list[Token], index: int) -> dict[str, Any]:
+        self.listed[index] = self.listed.get(index, 0) + len(tokens)
         texts = [self.logprobs.text(t.token_id) for t in tokens]
         offsets = []
         for text in texts:

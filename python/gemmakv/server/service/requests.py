@@ -114,6 +114,9 @@ class ChatRequest:
       options: generation options by their names in `GenerationOptions`.
         Without `max_tokens`, up to `default_max_tokens`, or the end of the
         context if that is None.
+      prompt_logprobs: how many of the likeliest tokens of each place of the
+        prompts are told, beside the log-probabilities of the prompts' own
+        tokens; None: neither is.
       tools, tool_choice, parallel_tool_calls, think: as for `Gemma.chat`.
       truncate: whether the oldest turns of a conversation that has no room in
         the context are left out.
@@ -135,6 +138,7 @@ class ChatRequest:
     past: Past | None = None
     ids: TokenArray | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    prompt_logprobs: int | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -228,7 +232,8 @@ def aliased(
     and returns these names by ours. Raises RequestError for one that the
     request has by both names, with other values.
     """
-    found, names = dict(options), {}
+    found = dict(options)
+    names: dict[str, str] = {}
     for theirs, ours in ALIASES.items():
         value = fields.get(theirs)
         if value is None:
