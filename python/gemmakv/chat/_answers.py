@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gemmakv.errors import renamed
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._options import grammar_of, split_rows
-from gemmakv.generation._schema_check import SchemaError
 from gemmakv.generation._schema_fit import Attempt, Tried
 
 # How calls and answers write JSON, whatever a schema says of itself.
@@ -63,17 +62,16 @@ class Answer:
         begins with `name`.
         """
         place = self.name + self.grammar._place
-        try:
-            self.grammar._fitted(place, attempt)
-            [why] = attempt([Tried(self.grammar.kind, self.grammar.text)])
-        except SchemaError:
-            raise
-        except ValueError as error:
-            raise renamed(
-                error, lambda words: place + words.removeprefix(name)
-            ) from None
-        if why is not None:
-            raise ValueError(f"{place}: {why}")
+
+        def attempt_here(tried: Sequence[Tried]) -> list[str | None]:
+            try:
+                return attempt(tried)
+            except ValueError as error:
+                raise renamed(
+                    error, lambda words: place + words.removeprefix(name)
+                ) from None
+
+        self.grammar._fitted(place, attempt_here)
 
 
 def answer_of(

@@ -197,12 +197,13 @@ class Compiler:
             raise ValueError(
                 f"{name}: {_reason(str(error), grammar.text)}"
             ) from None
-        if not core.is_error():
+        first = core.deep_copy()
+        if not first.is_error():
             # The first mask is the slowest: it makes most of the lexer.
-            core.deep_copy().compute_bitmask()
-        if core.is_error():
+            first.compute_bitmask()
+        if first.is_error():
             raise ValueError(
-                f"{name}: {_reason(core.get_error(), grammar.text)}"
+                f"{name}: {_reason(first.get_error(), grammar.text)}"
             )
         return Matcher(core, self._ends)
 

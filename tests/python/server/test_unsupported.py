@@ -191,6 +191,9 @@ def test_forms_in_the_words_of_other_servers(
         ({"structured_outputs": {"json": {"properties": {"a": {"not": {}}}}}},
          "structured_outputs.json.properties.a.not"),
         ({"guided_regex": "a("}, "guided_regex"),
+        # More states than there is room for: the first mask shows it.
+        ({"guided_regex": "(a?){300}a{300}"}, "guided_regex"),
+        ({"guided_grammar": "start: /(a?){300}a{300}/"}, "guided_grammar"),
         ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": "ab"}, "guided_choice"),
         ({"guided_grammar": "start: nowhere"}, "guided_grammar"),
