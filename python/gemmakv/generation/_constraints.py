@@ -118,6 +118,9 @@ class Compiler:
         """
         with self._lock:
             found = self._kept.get(grammar)
+            if found is not None and found.has_failed:
+                del self._kept[grammar]
+                found = None
             if found is not None:
                 self._kept.move_to_end(grammar)
         if found is None:
@@ -284,8 +287,16 @@ class Matcher:
         self._core = core
         self._name = "grammar"  # begins errors
         self._ends = ends
+        # Copies share what llguidance has made of the grammar so far: when one
+        # has no room for more, none has.
+        self._failed = threading.Event()
         self._position = 0  # tokens that were taken in
         self._runs: list[tuple[int, list[int]]] = []  # with their beginnings
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a copy of it could not go on."""
+        return self._failed.is_set()
 
     def compute_mask(
         self, token_ids: list[int], address: int, nbytes: int
@@ -365,6 +376,7 @@ class Matcher:
     def _check(self) -> None:
         """Raises ValueError if it is in no state to go on."""
         if self._core.is_error():
+            self._failed.set()
             raise ValueError(
                 f"{self._name}: expected a form that can be followed within "
                 "bounded time and memory, found one that cannot after "

@@ -181,6 +181,26 @@ def test_what_ends_a_text_names_the_option(tiny: gemmakv.Gemma) -> None:
         tiny.generate(new(tiny), "Go", grammar=Grammar.json_schema(schema))
 
 
+def test_a_text_that_fails_leaves_the_grammar_to_others(
+    tiny: gemmakv.Gemma,
+) -> None:
+    """What it had used up was missing in all texts after it."""
+    deep = "^(b|c.{9}" + ENDLESS[1:-1] + ")$"
+    grammar = Grammar.json_schema({"type": "string", "pattern": deep})
+
+    def said(letter: str) -> str:
+        assert tiny.tokenizer is not None
+        [token] = tiny.tokenizer.encode(letter)
+        return tiny.generate(
+            new(tiny), "Go", grammar=grammar, logit_bias={token: 60.0}
+        ).text
+
+    assert said("b") == '"b"'
+    with pytest.raises(ValueError, match="^grammar: "):
+        said("c")
+    assert said("b") == '"b"'
+
+
 def test_parts_without_an_end_are_no_text(tiny: gemmakv.Gemma) -> None:
     schema = {
         "type": "object",

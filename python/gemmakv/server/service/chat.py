@@ -725,7 +725,12 @@ class ChatService:
         async def attempt(ids: TokenArray) -> _Scored:
             begin, cache = time.monotonic(), self._new_cache()
             work = model.prompt_logprobs(cache, ids, top)
-            found = await off_the_loop(work)
+
+            def compute(check: Callable[[], None]) -> PromptLogprobs:
+                _step_back()
+                return work(check)
+
+            found = await off_the_loop(compute)
             return _Scored(cache, found, time.monotonic() - begin)
 
         try:
