@@ -17,6 +17,7 @@ from typing import Any
 
 import typer
 
+from gemmakv._support.refusals import refusal
 from gemmakv.cli import EXIT_FAILURE, EXIT_USAGE, describe
 from gemmakv.cli.arguments import no_model
 from gemmakv.errors import (
@@ -24,7 +25,6 @@ from gemmakv.errors import (
     CacheFullError,
     GemmaKVError,
     MismatchError,
-    brief,
 )
 
 _VARIABLE = re.compile("[A-Z][A-Z0-9]*(_[A-Z0-9]+)+")
@@ -34,27 +34,6 @@ _ARGUMENT = re.compile("[a-z][a-z0-9_]*")
 _LEADING = re.compile(
     r"[a-z]+(_[a-z]+)+(?!\w)|[a-z]+(?=(\[[^]]*\])?(: | is | key: ))"
 )
-# What a value can be, by the types of pydantic's errors.
-_EXPECTED = {
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "finite_number": "a finite number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "int_from_float": "an integer",
-    "int_parsing": "an integer",
-    "int_parsing_size": "an integer of fewer digits",
-    "int_type": "an integer",
-    "list_type": "a text or a list of them",
-    "string_type": "a text",
-}
-
-
-_BOUNDS = {
-    "greater_than_equal": ("ge", "least"),
-    "less_than_equal": ("le", "most"),
-}
-
 
 class InputError(ValueError):
     """What a command was given to work on is bad; the message begins with its
@@ -121,25 +100,6 @@ def line_of(error: Exception, places: Mapping[str, str]) -> tuple[str, int]:
         # What a model lacks is found in its file.
         at_fault = argument != "model" and not isinstance(error, OSError)
     return line, EXIT_USAGE if at_fault else EXIT_FAILURE
-
-
-def refusal(details: Mapping[str, Any]) -> str:
-    """Says why pydantic refuses a value, of which it gives the details."""
-    kind, found = details["type"], details["input"]
-    context = details.get("ctx", {})
-    cause = context.get("error")
-    if isinstance(cause, ArgumentError):  # of a check of ours
-        return str(cause).removeprefix(f"{cause.argument}: ")
-    expected, shown = _EXPECTED.get(kind, details["msg"]), brief(found)
-    if kind in _BOUNDS:
-        key, word = _BOUNDS[kind]
-        noun = "an integer" if isinstance(context[key], int) else "a number"
-        expected = f"{noun} of at {word} {context[key]:g}"
-    if kind in _BOUNDS or kind == "finite_number":
-        shown = str(found)  # a number, though a variable has it as a text
-    if isinstance(found, bool):
-        shown = shown.lower()
-    return f"expected {expected}, found {shown}"
 
 
 def _usage(error: typer.TyperException) -> str:

@@ -24,10 +24,11 @@ from pydantic import (
     ValidationError,
 )
 
+from gemmakv._support.refusals import refusal
 from gemmakv._support.sizes import parse_bytes
 from gemmakv._support.text import utf8_text
 from gemmakv.cli.arguments import MODEL_HELP
-from gemmakv.cli.failures import Misplaced, argument_of, refusal
+from gemmakv.cli.failures import Misplaced, argument_of
 from gemmakv.cli.flags import flag_of
 from gemmakv.cli.prefix_flags import DISK_HELP, REMOTE_HELP, SHARED_HELP
 from gemmakv.errors import GemmaKVError, one_line

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("starlette", reason="the extra `server` is not installed")
-pytest.importorskip("msgspec", reason="the extra `server` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `server` is not installed")
 pytest.importorskip("httpx")
 

@@ -235,10 +235,9 @@ def test_pages_of_models(shared: gemmakv.Gemma) -> None:
     assert ids("after_id=c") == ([], False)
     assert "has_more" not in get(app, "/v1/models").json()
     for query, words in (
-        ("limit=0", ["limit", "int", "found '0'"]),
+        ("limit=0", ["limit", "int", "found 0"]),
         ("after_id=x", ["after_id", "a or b or c", "found 'x'"]),
         ("before_id=", ["before_id", "a or b or c"]),
-        ("limit=1&limit=2", ["limit", "'1'", "'2'"]),
     ):
         check_refusal(get(app, f"/v1/models?{query}"), *words)
 

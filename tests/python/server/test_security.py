@@ -227,7 +227,11 @@ def test_origins(app: App, shared: gemmakv.Gemma) -> None:
     allowed = "access-control-allow-origin"
     assert response.headers[allowed] == page["origin"]
     assert post(app, CHAT, b"", **page).headers[allowed] == page["origin"]
-    asked = {**page, "access-control-request-headers": "authorization"}
+    asked = {
+        **page,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization",
+    }
     response = in_loop(app, lambda h: h.options(CHAT, headers=asked))
     assert response.status_code == 200
     assert response.headers["access-control-allow-headers"] == "authorization"

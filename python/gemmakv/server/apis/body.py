@@ -1,28 +1,18 @@
-"""Bodies of requests: JSON read strictly, and fields of the right types."""
+"""JSON of bodies, read strictly."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from typing import Annotated, Any, TypeVar
-
-import msgspec
-from msgspec import inspect
+from typing import Any
 
 from gemmakv._support.text import UNICODE, is_unicode, utf8_text
 from gemmakv.errors import brief
 from gemmakv.server.service.errors import RequestError, invalid
 
-_T = TypeVar("_T")
-# What narrows the part of the prefix cache that a request has.
-Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-_WHERE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
-_MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
-_STEP = re.compile(r"[^.\[\]]+")  # of a path: a field, or a place in a list
 _MOST_DIGITS = 40  # of an integer, with its sign
 
 
@@ -95,116 +85,6 @@ def _said(error: json.JSONDecodeError) -> str:
     if "utf-8 bom" in words:
         words = "a byte order mark"
     return words
-
-
-def typed(document: dict[str, Any], shape: type[_T], texts: bool = False) -> _T:
-    """A document's fields as `shape` has them, or as `texts` that say them.
-    Floats that are whole are integers. Raises RequestError naming the field
-    that is not as it should be.
-    """
-    try:
-        return msgspec.convert(document, shape, strict=not texts)
-    except msgspec.ValidationError:
-        # Not before: nearly all bodies have none.
-        document = _whole(document, inspect.type_info(shape))
-    try:
-        return msgspec.convert(document, shape, strict=not texts)
-    except msgspec.ValidationError as error:
-        found = _WHERE.fullmatch(str(error))
-        what, path = str(error), ""
-        if found:
-            what, path = found["what"], found["path"] or ""
-        lacking = _MISSING.fullmatch(what)
-        if lacking:
-            path = f"{path}.{lacking['name']}".lstrip(".")
-            what = "missing: it has to be there"
-        what = what[:1].lower() + what[1:]
-        what = what.replace(", got", ", found")
-        if texts:  # all are `str`
-            what = what.replace(
-                ", found `str`", f", found {brief(document.get(path))}"
-            )
-        if not lacking and ", found" not in what:
-            what = _with_found(what, path, document, shape)
-        raise invalid(path or "body", what) from None
-
-
-def _whole(value: Any, kind: Any) -> Any:
-    """The value with integers for floats that are whole, where `kind` takes
-    no other numbers than integers.
-    """
-    kinds = _parts(kind)
-    if isinstance(value, float):
-        if not value.is_integer() or any(
-            isinstance(one, inspect.FloatType | inspect.AnyType)
-            for one in kinds
-        ):
-            return value
-        integers = any(isinstance(one, inspect.IntType) for one in kinds)
-        return int(value) if integers else value
-    if isinstance(value, list):
-        items = [one.item_type for one in kinds if hasattr(one, "item_type")]
-        if items and any(isinstance(one, float | list | dict) for one in value):
-            inside = inspect.UnionType(
-                tuple(part for item in items for part in _parts(item))
-            )
-            return [_whole(one, inside) for one in value]
-    if isinstance(value, dict):
-        fields = {
-            field.encode_name: field.type
-            for one in kinds
-            for field in getattr(one, "fields", ())
-        }
-        return {
-            key: _whole(one, fields[key]) if key in fields else one
-            for key, one in value.items()
-        }
-    return value
-
-
-def _with_found(
-    what: str, path: str, document: dict[str, Any], shape: type
-) -> str:
-    """A message that lacks what was found, or what was expected."""
-    value: Any = document
-    kind: Any = inspect.type_info(shape)
-    for step in _STEP.findall(path):
-        kind = _inside(kind, step)
-        key = int(step) if isinstance(value, list) else step
-        try:
-            value = value[key]
-        except (LookupError, TypeError):
-            return what
-    if what.startswith("invalid enum value"):
-        words = ", ".join(map(str, _words(kind)))
-        return f"expected one of {words}, found {brief(value)}"
-    if "of length" in what:
-        return f"{what}, found one of {len(value)}"
-    return f"{what}, found {brief(value)}"
-
-
-def _inside(kind: Any, step: str) -> Any:
-    """The type of a field, or of what a list has."""
-    for one in _parts(kind):
-        for field in getattr(one, "fields", ()):
-            if field.encode_name == step:
-                return field.type
-        if step.isdigit() and hasattr(one, "item_type"):
-            return one.item_type
-    return None
-
-
-def _words(kind: Any) -> list[Any]:
-    return [
-        word
-        for one in _parts(kind)
-        if isinstance(one, inspect.LiteralType)
-        for word in one.values
-    ]
-
-
-def _parts(kind: Any) -> tuple[Any, ...]:
-    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
 def _check_depth(bare: bytes, most: int) -> None:

@@ -6,51 +6,57 @@ import asyncio
 import time
 from typing import Annotated, Any, Literal
 
-import msgspec
 import numpy as np
+from fastapi import Query as QueryField
+from fastapi import Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response
 
 from gemmakv.cache._prefix import PrefixStats
 from gemmakv.conversations import new_id
 from gemmakv.errors import CacheFullError, GemmaKVError, one_line
 from gemmakv.generation._prefix import ModelPrefixCache, PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
-from gemmakv.server.apis.body import Salt
-from gemmakv.server.apis.http import Call, Event
+from gemmakv.server.apis.call import Call, CallDep, JsonResponse
+from gemmakv.server.apis.fields import Body, Query, Salt, Whole
+from gemmakv.server.apis.routing import router
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import RequestError, invalid
+from gemmakv.server.service.events import Event
 from gemmakv.server.service.requests import ChatRequest, Pin
 
+ROUTER = router()
 _MOST_PINS = 64  # of a key
 
 
-class PromptBody(msgspec.Struct, kw_only=True):
+class PromptBody(Body):
     """A prompt or messages."""
 
-    prompt: str | list[int] | None = None
+    prompt: str | list[Whole] | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     model: str | None = None
     cache_salt: Salt | None = None
 
 
-class ClearQuery(msgspec.Struct, kw_only=True):
+class ClearQuery(Query):
     tier: str | None = None
 
 
-class CacheObject(msgspec.Struct, kw_only=True):
+class CacheObject(BaseModel):
     object: Literal["cache"] = "cache"
     tiers: list[str]
-    ram_bytes: Annotated[int, msgspec.Meta(description="The budget of RAM.")]
+    ram_bytes: Annotated[int, Field(description="The budget of RAM.")]
     stats: PrefixStats
 
 
-class MatchObject(msgspec.Struct, kw_only=True):
+class MatchObject(BaseModel):
     object: Literal["cache.match"] = "cache.match"
     prompt_tokens: int
     cached_tokens: int
 
 
-class PinObject(msgspec.Struct, kw_only=True):
+class PinObject(BaseModel):
     id: str
     object: Literal["cache.pin"] = "cache.pin"
     tokens: int
@@ -58,25 +64,30 @@ class PinObject(msgspec.Struct, kw_only=True):
     created_at: float
 
 
-class PinList(msgspec.Struct, kw_only=True):
+class PinList(BaseModel):
     object: Literal["list"] = "list"
     data: list[PinObject]
 
 
-class PinDeleted(msgspec.Struct, kw_only=True):
+class PinDeleted(BaseModel):
     id: str
     object: Literal["cache.pin.deleted"] = "cache.pin.deleted"
     deleted: bool = True
 
 
-class CacheCleared(msgspec.Struct, kw_only=True):
+class CacheCleared(BaseModel):
     object: Literal["cache.cleared"] = "cache.cleared"
     tiers: list[str]
 
 
-async def stats(call: Call) -> None:
+@ROUTER.get(
+    "/v1/cache",
+    response_model=CacheObject,
+    summary="What the prefix cache has, and did",
+)
+async def stats(call: CallDep) -> Response:
     prefix = _prefix(call)
-    await call.answer(
+    return JsonResponse(
         CacheObject(
             tiers=list(prefix.cache.tiers),
             ram_bytes=prefix.cache.ram,
@@ -85,20 +96,32 @@ async def stats(call: Call) -> None:
     )
 
 
-async def match(call: Call) -> None:
-    body, _ = await call.json(PromptBody)
+@ROUTER.post(
+    "/v1/cache/match",
+    response_model=MatchObject,
+    summary="How many tokens of a prompt need no computing",
+)
+async def match(call: CallDep, body: PromptBody) -> Response:
+    call.takes(body)
     prefix = _prefix(call, body.cache_salt)
     ids = await _ids(call, body)
-    found = await call.chat.aside(lambda: len(prefix.match(ids)))
-    await call.answer(MatchObject(prompt_tokens=len(ids), cached_tokens=found))
+    found = await call.service.aside(lambda: len(prefix.match(ids)))
+    return JsonResponse(
+        MatchObject(prompt_tokens=len(ids), cached_tokens=found)
+    )
 
 
-async def pin(call: Call) -> None:
+@ROUTER.post(
+    "/v1/cache/pins",
+    response_model=PinObject,
+    summary="Computes the beginning of prompts, and keeps it in RAM",
+)
+async def pin(call: CallDep, body: PromptBody) -> Response:
     """What is not known of the prompt is computed in the queue, as any
     request.
     """
-    body, _ = await call.json(PromptBody)
-    prefix, service = _prefix(call, body.cache_salt), call.chat
+    call.takes(body)
+    prefix, service = _prefix(call, body.cache_salt), call.service
     owner = call.owner_of(body.cache_salt)
     pins = service.pins.setdefault(owner.label, {})
     if len(pins) >= _MOST_PINS:
@@ -128,42 +151,56 @@ async def pin(call: Call) -> None:
         )
     id = new_id("pin")
     pins[id] = made
-    await call.answer(_shown(id, made))
+    return JsonResponse(_shown(id, made))
 
 
-async def pins(call: Call) -> None:
+@ROUTER.get(
+    "/v1/cache/pins",
+    response_model=PinList,
+    summary="What the key has pinned",
+)
+async def pins(call: CallDep) -> Response:
     _prefix(call)
-    await call.answer(
+    return JsonResponse(
         PinList(data=[_shown(id, one) for id, one in _of(call).items()])
     )
 
 
-async def unpin(call: Call) -> None:
+@ROUTER.delete(
+    "/v1/cache/pins/{pin}", response_model=PinDeleted, summary="Unpins it"
+)
+async def unpin(call: CallDep, pin: str) -> Response:
     _prefix(call)
-    id = call.scope["path_params"]["pin"]
-    found = _of(call).pop(id, None)
+    found = _of(call).pop(pin, None)
     if found is None:
         raise RequestError(
             404,
-            f"pin: there is no {id[:60]!r} among yours",
+            f"pin: there is no {pin[:60]!r} among yours",
             param="pin",
             code="pin_not_found",
         )
     found.held.unpin()
-    await call.answer(PinDeleted(id=id))
+    return JsonResponse(PinDeleted(id=pin))
 
 
-async def clear(call: Call) -> None:
+@ROUTER.delete(
+    "/v1/cache", response_model=CacheCleared, summary="Forgets everything"
+)
+async def clear(
+    call: CallDep,
+    request: Request,
+    query: Annotated[ClearQuery, QueryField()],
+) -> Response:
     prefix = _prefix(call)
     # What deletes does no more than it was asked for.
-    given = call.query.multi_items()
+    given = request.query_params.multi_items()
     for name, _ in given:
         if name != "tier" or len(given) > 1:
             raise invalid(
-                name[:40], "expected ?tier=TIER alone, or nothing behind ?"
+                name[:40], "expected ?tier=TIER alone, or nothing after ?"
             )
-    tier = call.query_of(ClearQuery).tier
-    service = call.chat
+    tier = query.tier
+    service = call.service
     if len(service.labels) > 1:
         raise RequestError(
             403,
@@ -184,7 +221,9 @@ async def clear(call: Call) -> None:
         ) from error
     if tier in (None, "ram"):
         _of(call).clear()
-    await call.answer(CacheCleared(tiers=tiers if tier is None else [tier]))
+    return JsonResponse(
+        CacheCleared(tiers=tiers if tier is None else [tier])
+    )
 
 
 def _prefix(call: Call, salt: str | None = None) -> ModelPrefixCache:
@@ -203,7 +242,7 @@ def _prefix(call: Call, salt: str | None = None) -> ModelPrefixCache:
 
 
 def _of(call: Call) -> dict[str, Pin]:
-    return call.chat.pins.get(call.owner.label, {})
+    return call.service.pins.get(call.owner.label, {})
 
 
 def _shown(id: str, pin: Pin) -> PinObject:
@@ -221,7 +260,7 @@ async def _ids(call: Call, body: PromptBody, opens: bool = True) -> TokenArray:
     have in common.
     """
     call.check_model(body.model)
-    service = call.chat
+    service = call.service
     service.check_writes()
     if (body.prompt is None) == (body.messages is None):
         found = "none" if body.prompt is None else "both"

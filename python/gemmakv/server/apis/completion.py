@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
+from starlette.responses import Response
 
 from gemmakv.chat._messages import Segment
-from gemmakv.server.apis.body import Salt
-from gemmakv.server.apis.http import (
-    SSE,
-    Call,
-    Event,
-    Finished,
-    Reply,
-    Token,
-    serve,
-    sse,
-)
-from gemmakv.server.apis.llama import error_style
+from gemmakv.server.apis.call import Call, CallDep
+from gemmakv.server.apis.errors import llama_error
+from gemmakv.server.apis.fields import Body, Salt, Whole
 from gemmakv.server.apis.logprobs import Logprobs, has_logprob
-from gemmakv.server.apis.ollama import LAST_TOKENS, SAMPLING
-from gemmakv.server.apis.openai import PING, refuse, renamed, seed_of
+from gemmakv.server.apis.openai import seed_of
+from gemmakv.server.apis.routing import router, streams
+from gemmakv.server.apis.sampling import LAST_TOKENS, SAMPLING
+from gemmakv.server.apis.streams import COMMENT, SSE, Reply, answer, sse
 from gemmakv.server.apis.timings import timings
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import (
@@ -32,8 +25,10 @@ from gemmakv.server.service.errors import (
     missing,
     unexpected,
 )
+from gemmakv.server.service.events import Event, Finished, Token
 from gemmakv.server.service.requests import ChatRequest, penalized
 
+ROUTER = router()
 _OPTIONS = {**SAMPLING, "n_predict": "max_tokens", "ignore_eos": "ignore_eos"}
 _NAMES = {ours: theirs for theirs, ours in _OPTIONS.items()}
 _NAMES |= {
@@ -43,43 +38,42 @@ _NAMES |= {
 }
 _PAIRS = "pairs of a token id and a number"
 _RANDOM = (-1, (1 << 32) - 1)
-# Of what this server does not do, values that ask for nothing.
-_NOTHING: dict[str, tuple[Any, ...]] = {
-    "grammar": ("",), "mirostat": (0,), "typical_p": (1,), "tfs_z": (1,),
-    "dynatemp_range": (0,), "xtc_probability": (0,), "dry_multiplier": (0,),
-    "top_n_sigma": (-1,), "n_indent": (0,), "t_max_predict_ms": (0, -1),
-    "min_keep": (0,), "post_sampling_probs": (False,), "image_data": ([],),
-    "response_fields": ([],), "return_progress": (False,), "lora": ([],),
-    "samplers": ([],), "n_cmpl": (1,), "n": (1,), "input_prefix": ("",),
-    "input_suffix": ("",), "input_extra": ([],), "session": (),
-}  # fmt: skip
 
 
-class CompletionBody(msgspec.Struct, kw_only=True):
-    prompt: str | list[str | int | list[str | int]]
-    n_predict: int | None = None
+class CompletionBody(Body):
+    prompt: str | list[str | Whole | list[str | Whole]]
+    n_predict: Whole | None = None
     stream: bool | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     logit_bias: (
-        list[list[int | str | float | bool]]
+        list[list[Whole | str | float | bool]]
         | dict[str, float | bool]
         | bool
         | None
     ) = None
-    n_probs: int | None = None
+    n_probs: Whole | None = None
     cache_prompt: bool | None = None
     return_tokens: bool | None = None
     json_schema: dict[str, Any] | None = None
     model: str | None = None
     cache_salt: Salt | None = None
 
+    @property
+    def taken(self) -> Sequence[str]:
+        return (*_OPTIONS, "deadline", "repeat_last_n")
 
-async def completion(call: Call) -> None:
-    body, document = await call.json(CompletionBody)
+
+@ROUTER.post(
+    "/completion",
+    response_model=dict[str, Any] | list[dict[str, Any]],
+    responses=streams(SSE),
+    summary="llama-server's completions",
+)
+async def completion(call: CallDep, body: CompletionBody) -> Response:
+    call.takes(body)
     call.check_model(body.model)
-    refuse(document, _NOTHING)
-    service = call.chat
-    options = _options(body, document)
+    service = call.service
+    options = _options(body)
     several, given = _prompts(body.prompt)
     service.check_rows(len(given), 1)
     prompts, texts = await service.on_texts(_read, service, given)
@@ -90,13 +84,12 @@ async def completion(call: Call) -> None:
         arrived=call.arrived,
     )
     shape = _Completion(call, body, options, texts, several)
-    with renamed({}, _NAMES):
-        await serve(call, request, shape, bool(body.stream))
+    call.names = _NAMES
+    return await answer(call, request, shape, body.stream)
 
 
-def _options(
-    body: CompletionBody, document: Mapping[str, Any]
-) -> dict[str, Any]:
+def _options(body: CompletionBody) -> dict[str, Any]:
+    document = body.said() | body.others
     options = {
         ours: document[theirs]
         for theirs, ours in _OPTIONS.items()
@@ -191,10 +184,10 @@ def _ids(service: ChatService, prompt: str | list[str | int]) -> list[int]:
 
 
 class _Completion:
-    """A shape of `serve`: each prompt has one continuation."""
+    """Each prompt has one continuation."""
 
-    kind = SSE
-    ping = PING
+    media_type = SSE
+    ping = COMMENT
 
     def __init__(
         self,
@@ -204,15 +197,15 @@ class _Completion:
         prompts: list[str],
         several: bool,
     ) -> None:
-        self._name = call.name
+        self._name = body.model or call.model
         self._prompts = prompts
         self._several = several
         self._sent: Counter[int] = Counter()  # tokens of a stream
         self._returns_tokens = bool(body.return_tokens)
         self._logprobs = None
         if body.n_probs:
-            self._logprobs = Logprobs(call.chat.tokenizer, ids=True)
-        known = {**call.chat.defaults, **options}
+            self._logprobs = Logprobs(call.service.tokenizer, ids=True)
+        known = {**call.service.defaults, **options}
         self._settings = {
             theirs: known[ours]
             for theirs, ours in _OPTIONS.items()
@@ -252,7 +245,7 @@ class _Completion:
         return found if self._several else found[0]
 
     def failure(self, error: RequestError) -> bytes:
-        return sse(error_style(error, "")[1])
+        return sse(llama_error(error))
 
     def _probabilities(self, tokens: list[Token]) -> dict[str, Any]:
         if self._logprobs is None:

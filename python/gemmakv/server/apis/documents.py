@@ -8,14 +8,15 @@ import re
 import time
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
+from pydantic import BaseModel, Field, model_validator
 
 from gemmakv.chat._continuation import continuation
 from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._tools import tool_use
 from gemmakv.conversations import SessionInfo, Turn, new_id
-from gemmakv.errors import GemmaKVError, brief, one_line
+from gemmakv.errors import ArgumentError, GemmaKVError, brief, one_line
+from gemmakv.server.apis.fields import Body, Whole
 from gemmakv.server.service.errors import RequestError, invalid
 from gemmakv.server.service.history import History
 
@@ -31,7 +32,7 @@ _USAGE = (
     "cache_write_tokens",
 )
 _LATEST = 1e11  # seconds; beyond are other units
-Name = Annotated[str, msgspec.Meta(max_length=200)]
+Name = Annotated[str, Field(max_length=200)]
 # Of characters that end lines or turn the direction of what surrounds them.
 _NOT_IN_NAMES = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
@@ -39,20 +40,20 @@ _NOT_IN_NAMES = re.compile(
 )
 
 
-class TurnPart(msgspec.Struct, kw_only=True):
+class TurnPart(Body):
     messages: list[dict[str, Any]]
     reply: dict[str, Any]
     finish_reason: str
     basis: str = ""
     whole: bool = True
-    tokens: list[int] = []
+    tokens: list[Whole] = []
     system: str | None = None
     tools: list[dict[str, Any]] = []
-    usage: dict[str, int] = {}
+    usage: dict[str, Whole] = {}
     created_at: float | None = None
     digest: Annotated[
         str | None,
-        msgspec.Meta(
+        Field(
             description="Of what the turn says and reads, and of the turn "
             "before it. Where it is not what the turn has, or is missing, the "
             "tokens from there on are left out, and the model reads the texts."
@@ -60,33 +61,45 @@ class TurnPart(msgspec.Struct, kw_only=True):
     ] = None
 
 
-class Rendered(msgspec.Struct, kw_only=True):
+class Rendered(BaseModel):
     """Places of turns whose tokens were left out, by the reason: the next
     turn has the model read their texts.
     """
 
     edited: Annotated[
         list[int],
-        msgspec.Meta(description="Their digest is that of something else."),
+        Field(description="Their digest is that of something else."),
     ] = []
     no_digest: list[int] = []
     after_these: Annotated[
-        list[int], msgspec.Meta(description="They come after one of those.")
+        list[int], Field(description="They come after one of those.")
     ] = []
     other_model: Annotated[
-        list[int], msgspec.Meta(description="Or another chat template.")
+        list[int], Field(description="Or another chat template.")
     ] = []
 
 
-class Document(msgspec.Struct, kw_only=True):
+class Document(Body):
     """Fields are those of `SessionInfo` and `Turn`."""
 
     format: str
-    version: int
+    version: Whole
     turns: list[TurnPart]
     name: Name | None = None
     system: str | None = None
     created_at: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_version(cls, document: Any) -> Any:
+        """Refuses what is no document, or a newer one, for that alone."""
+        if isinstance(document, dict):
+            kind, version = document.get("format"), document.get("version")
+            if kind != _FORMAT:
+                raise ArgumentError("format", repr(_FORMAT), kind)
+            if version != _VERSION:
+                raise ArgumentError("version", str(_VERSION), version)
+        return document
 
 
 def checked_name(name: str | None) -> str | None:
@@ -173,15 +186,6 @@ def _rendered(document: Document, basis: str) -> Rendered:
     return found
 
 
-def check_version(document: dict[str, Any]) -> None:
-    """Raises RequestError for what is no document, or a newer one."""
-    kind, version = document.get("format"), document.get("version")
-    if kind != _FORMAT:
-        raise invalid("format", f"expected {_FORMAT!r}, found {brief(kind)}")
-    if version != _VERSION:
-        raise invalid("version", f"expected {_VERSION}, found {brief(version)}")
-
-
 def read(
     document: Document, tenant: str, history: History
 ) -> tuple[list[Turn], Rendered]:
@@ -202,7 +206,7 @@ def read(
     rendered = _rendered(document, history.basis)
     texts = {
         i
-        for field in msgspec.structs.asdict(rendered).values()
+        for _, field in rendered
         for i in field
     }
     found: list[Turn] = []

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from gemmakv.generation._result import TopLogprobs
-from gemmakv.server.apis.http import Token
+from gemmakv.server.service.events import Token
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
 _IMPOSSIBLE = -9999.0  # JSON has no infinities

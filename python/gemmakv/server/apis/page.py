@@ -7,10 +7,14 @@ import functools
 import hashlib
 from importlib import resources
 
-from gemmakv.server.apis.http import Call
+from starlette.responses import PlainTextResponse, Response
+
+from gemmakv.server.apis.call import Call, CallDep
+from gemmakv.server.apis.routing import OPEN, router
 from gemmakv.server.service.errors import RequestError
 
 FOLDER = "/page/"
+ROUTER = router(**OPEN)
 _INDEX = "index.html"
 _KINDS = {
     "css": "text/css; charset=utf-8",
@@ -40,18 +44,22 @@ class _File:
     headers: dict[str, str]
 
 
-async def index(call: Call) -> None:
+@ROUTER.get("/", summary="A page to chat, in a browser")
+async def index(call: CallDep) -> Response:
     if call.settings.page:
-        await _answer(call, _INDEX)
-    else:  # some clients look whether anything is here
-        await call.answer("gemmakv is running\n")
+        return _answer(call, _INDEX)
+    # Some clients look whether anything is here.
+    return PlainTextResponse("gemmakv is running\n")
 
 
-async def file(call: Call) -> None:
-    await _answer(call, call.scope["path_params"]["file"])
+@ROUTER.get(
+    FOLDER + "{file}", summary="What the page is made of: styles, scripts"
+)
+async def page_file(call: CallDep, file: str) -> Response:
+    return _answer(call, file)
 
 
-async def _answer(call: Call, name: str) -> None:
+def _answer(call: Call, name: str) -> Response:
     found = _files().get(name) if call.settings.page else None
     if found is None:
         raise RequestError(
@@ -60,9 +68,8 @@ async def _answer(call: Call, name: str) -> None:
     asked = call.headers.get("if-none-match", "")
     tags = [tag.strip().removeprefix("W/") for tag in asked.split(",")]
     if found.headers["etag"] in tags or "*" in tags:
-        await call.answer("", 304, found.headers)
-    else:
-        await call.answer(found.text, headers=found.headers)
+        return Response(status_code=304, headers=found.headers)
+    return Response(found.text, headers=found.headers)
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing_extensions import TypedDict
 
 from gemmakv.generation._result import Generation, TopLogprobs
 from gemmakv.generation._scores import PromptLogprobs
@@ -10,18 +10,35 @@ from gemmakv.server.apis.logprobs import Logprobs, finite
 from gemmakv.server.service.events import Token
 
 
+class LogprobLists(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class PlaceLogprob(TypedDict):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptPlace = dict[str, PlaceLogprob]  # by token id
+
+
 def echoed(
     found: PromptLogprobs, top: int, names: Logprobs
-) -> dict[str, list[Any] | None]:
+) -> LogprobLists:
     """Lists a prompt's tokens as OpenAI's completions list those of a text, of
     which the prompt is the beginning: the first has no log-probability. `top`
     are the likeliest of each place; 0: none are listed.
     """
-    offsets, offset = [], 0
+    offsets: list[int] = []
+    offset = 0
     for token in found.token_ids:
         offsets.append(offset)
         offset += names.length(int(token))
-    places: list[Any] = [None]
+    places: list[dict[str, float] | None] = [None]
     for i in range(len(found.logprobs)):
         places.append(names.top_texts(_place(found, i, top)))
     return {
@@ -32,14 +49,35 @@ def echoed(
     }
 
 
+def joined(lists: LogprobLists, *more: LogprobLists) -> LogprobLists:
+    """Puts lists of a text's tokens after each other; all have the likeliest
+    of each place, or the first has none.
+    """
+    found: LogprobLists = {
+        "tokens": [*lists["tokens"]],
+        "token_logprobs": [*lists["token_logprobs"]],
+        "top_logprobs": None,
+        "text_offset": [*lists["text_offset"]],
+    }
+    if lists["top_logprobs"] is not None:
+        found["top_logprobs"] = [*lists["top_logprobs"]]
+    for one in more:
+        found["tokens"] += one["tokens"]
+        found["token_logprobs"] += one["token_logprobs"]
+        found["text_offset"] += one["text_offset"]
+        if found["top_logprobs"] is not None:
+            found["top_logprobs"] += one["top_logprobs"] or []
+    return found
+
+
 def by_token(
     found: PromptLogprobs, top: int, names: Logprobs
-) -> list[dict[str, dict[str, Any]] | None]:
+) -> list[PromptPlace | None]:
     """Lists a prompt's tokens as vLLM's `prompt_logprobs` do: of each place the
     token that stands there and the `top` likeliest, by their ids; of the first
     nothing.
     """
-    places: list[dict[str, dict[str, Any]] | None] = [None]
+    places: list[PromptPlace | None] = [None]
     for i, token in enumerate(found.token_ids[1:]):
         likeliest = _place(found, i, top)
         ranked = [(int(token), found.logprobs[i], int(found.ranks[i]))]

@@ -2,69 +2,117 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from gemmakv.server.apis.http import Call
+from gemmakv.server.apis.call import Call
 from gemmakv.server.apis.openai import thinks
+from gemmakv.server.apis.tools import arguments_of
 from gemmakv.server.service.errors import (
     invalid,
     missing,
-    refuse_others,
     unexpected,
 )
 
-_TEXTS = ("input_text", "output_text", "text")
+# The fields of parts of a message that are texts, by the part's type.
+_TEXTS = {
+    "input_text": "text", "output_text": "text", "text": "text",
+    "refusal": "refusal",
+}  # fmt: skip
+# What a compaction of this server begins with; its summary follows, as text.
+COMPACTED = "gemmakv summary: "
+_SUMMARY = "What was said before, in short:\n"
 
 
-def messages_in(
-    given: str | list[dict[str, Any]],
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Input items as messages; calls become part of the message before. And
-    what the client calls these and the calls.
-    """
+def messages_in(given: str | list[dict[str, Any]]) -> InputMessages:
+    """Reads input items as messages. Raises RequestError."""
+    found = InputMessages()
     if isinstance(given, str):
-        return [{"role": "user", "content": given}], {"messages[0]": "input"}
-    messages: list[dict[str, Any]] = []
-    names: dict[str, str] = {}
-    thoughts = ""
+        found.messages.append({"role": "user", "content": given})
+        found.names["messages[0]"] = "input"
+        return found
     for i, item in enumerate(given):
-        where = f"input[{i}]"
+        found.take(item, f"input[{i}]")
+    if not found.messages:
+        raise invalid("input", "expected at least one message, found none")
+    return found
+
+
+class InputMessages:
+    """Messages of input items. Calls become part of the message before them.
+
+    The types of items are an open set: of those that are unknown here, or
+    that say nothing to a model, the names are noted.
+
+    Attributes:
+      messages: as the service has them.
+      names: what the client calls them and their calls.
+      ignored: the items that were left out.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.names: dict[str, str] = {}
+        self.ignored: list[str] = []
+        self._thoughts: list[str] = []
+
+    def take(self, item: Mapping[str, Any], where: str) -> None:
+        """Reads one item. Raises RequestError."""
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "message":
-            content = _content(item.get("content"), f"{where}.content")
-            messages.append({"role": item.get("role"), "content": content})
-            if thoughts and item.get("role") == "assistant":
-                messages[-1]["reasoning"] = thoughts
-            thoughts = ""
-        elif kind == "function_call":
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": None})
-                if thoughts:
-                    messages[-1]["reasoning"] = thoughts
-            thoughts = ""
-            calls = messages[-1].setdefault("tool_calls", [])
-            place = f"messages[{len(messages) - 1}].tool_calls[{len(calls)}]"
-            names[place] = names[f"{place}.function"] = where
-            calls.append(_call_of(item, where))
-        elif kind == "function_call_output":
-            messages.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": _text(item, "call_id", where),
-                    "content": _content(item.get("output"), f"{where}.output"),
-                }
-            )
+            self._add_message(item, where)
+        elif kind in _CALLS:
+            self._add_call(_CALLS[kind](item, where), where)
+        elif kind in _OUTPUTS:
+            self._add_output(item, where)
         elif kind == "reasoning":
-            parts = _parts_of_thought(item, where)
-            thoughts = "\n\n".join([*([thoughts] if thoughts else []), *parts])
+            self._thoughts += _parts_of_thought(item, where)
+        elif kind in _SUMMARIES:
+            self._add_summary(item, where)
+        elif isinstance(kind, str):
+            self.ignored.append(where)
         else:
-            raise missing(f"{where}.type", str(kind)[:60])
-        names.setdefault(f"messages[{len(messages) - 1}]", where)
-    if not messages:
-        raise invalid("input", "expected at least one message, found none")
-    return messages, names
+            raise unexpected(f"{where}.type", "the type of an item", kind)
+
+    def _add(self, message: dict[str, Any], where: str) -> None:
+        thoughts, self._thoughts = self._thoughts, []
+        if thoughts and message["role"] == "assistant":
+            message["reasoning"] = "\n\n".join(thoughts)
+        self.names.setdefault(f"messages[{len(self.messages)}]", where)
+        self.messages.append(message)
+
+    def _add_message(self, item: Mapping[str, Any], where: str) -> None:
+        content = _content(item.get("content"), f"{where}.content")
+        self._add({"role": item.get("role"), "content": content}, where)
+
+    def _add_call(self, call: dict[str, Any], where: str) -> None:
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != "assistant":
+            self._add({"role": "assistant", "content": None}, where)
+        self._thoughts = []
+        calls = self.messages[-1].setdefault("tool_calls", [])
+        ours = f"messages[{len(self.messages) - 1}].tool_calls[{len(calls)}]"
+        self.names[ours] = self.names[f"{ours}.function"] = where
+        calls.append(call)
+
+    def _add_output(self, item: Mapping[str, Any], where: str) -> None:
+        output = item.get("output")
+        content = _content("" if output is None else output, f"{where}.output")
+        called = _text(item, "call_id", where)
+        self._add(
+            {"role": "tool", "tool_call_id": called, "content": content}, where
+        )
+
+    def _add_summary(self, item: Mapping[str, Any], where: str) -> None:
+        """Reads a compaction that this server made."""
+        content = str(item.get("encrypted_content"))
+        if content.startswith(COMPACTED):
+            text = _SUMMARY + content.removeprefix(COMPACTED)
+            self._add({"role": "user", "content": text}, where)
+        else:
+            self.ignored.append(where)  # another server's
 
 
 _FIRST = re.compile(r"messages\[(\d+)\]")
@@ -99,22 +147,53 @@ def _content(given: Any, where: str) -> Any:
     parts = []
     for i, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXTS:
+        name = _TEXTS.get(str(kind))
+        if name is None:
             raise missing(f"{where}[{i}].type", str(kind)[:60])
-        text = _text(part, "text", f"{where}[{i}]")
+        text = _text(part, name, f"{where}[{i}]")
         parts.append({"type": "text", "text": text})
     return parts
 
 
-def _call_of(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _call(item: Mapping[str, Any], arguments: str, where: str) -> Any:
     return {
         "id": _text(item, "call_id", where),
         "type": "function",
         "function": {
             "name": _text(item, "name", where),
-            "arguments": _text(item, "arguments", where),
+            "arguments": arguments,
         },
     }
+
+
+def _function_call(item: Mapping[str, Any], where: str) -> Any:
+    return _call(item, _text(item, "arguments", where), where)
+
+
+def _custom_call(item: Mapping[str, Any], where: str) -> Any:
+    return _call(item, arguments_of(_text(item, "input", where)), where)
+
+
+def _shell_call(item: Mapping[str, Any], where: str) -> Any:
+    action = item.get("action")
+    if not isinstance(action, Mapping):
+        raise unexpected(f"{where}.action", "an object", action)
+    arguments = {k: v for k, v in action.items() if v is not None}
+    named = {**item, "name": "local_shell"}
+    named.setdefault("call_id", item.get("id"))
+    return _call(named, json.dumps(arguments), where)
+
+
+_CALLS = {
+    "function_call": _function_call,
+    "custom_tool_call": _custom_call,
+    "local_shell_call": _shell_call,
+}
+_OUTPUTS = (
+    "function_call_output", "custom_tool_call_output",
+    "local_shell_call_output",
+)  # fmt: skip
+_SUMMARIES = ("compaction", "compaction_summary")
 
 
 def _text(item: Mapping[str, Any], name: str, where: str) -> str:
@@ -124,55 +203,13 @@ def _text(item: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
-def functions_of(
-    tools: Sequence[Mapping[str, Any]] | None,
-) -> list[Mapping[str, Any]]:
-    """Those that are functions: others run elsewhere, and nowhere here."""
-    return [tool for tool in tools or () if tool.get("type") == "function"]
-
-
-def tools_of(
-    given: Sequence[Mapping[str, Any]] | None,
-) -> list[dict[str, Any]] | None:
-    names = ("name", "description", "parameters", "strict")
-    found: list[dict[str, Any]] = [
-        {
-            "type": "function",
-            "function": {n: t[n] for n in names if t.get(n) is not None},
-        }
-        for t in functions_of(given)
-    ]
-    return found or None
-
-
-def tool_names(
-    given: Sequence[Mapping[str, Any]] | None,
-) -> dict[str, str]:
-    """What the client calls the fields of functions."""
-    found: dict[str, str] = {}
-    for i, tool in enumerate(given or ()):
-        if tool.get("type") == "function":
-            ours = f"tools[{len(found) // 2}]"
-            found[ours] = found[f"{ours}.function"] = f"tools[{i}]"
-    return found
-
-
-def choice_of(given: str | dict[str, Any] | None) -> Any:
-    if isinstance(given, dict):
-        if given.get("type") != "function":
-            raise missing("tool_choice.type", str(given.get("type"))[:60])
-        refuse_others("tool_choice", given, ("type", "name"))
-        return {"type": "function", "function": {"name": given.get("name")}}
-    return given
-
-
 def think_of(call: Call, given: Mapping[str, Any] | None) -> bool | None:
     """Agents ask any model for some effort, also one that cannot think."""
     effort = (given or {}).get("effort")
     if effort is None:
         return None
     wanted = thinks("reasoning.effort", effort)
-    return wanted if call.chat.can_think else None
+    return wanted if call.service.can_think else None
 
 
 def format_of(given: Any) -> dict[str, Any]:

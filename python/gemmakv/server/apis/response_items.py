@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from gemmakv.chat._messages import messages_of
 from gemmakv.conversations import Turn
-from gemmakv.server.apis.http import Call
+from gemmakv.server.apis.call import Call
+from gemmakv.server.apis.tools import text_of
 from gemmakv.server.service.history import BEGUN, DROPPED
 from gemmakv.server.service.requests import Past
+
+CUSTOM = "custom_tools"  # among a turn's `params`: names of such tools
 
 
 def past_of_turn(turn: Turn) -> Past:
@@ -41,6 +44,7 @@ def output_items_of(turn: Turn) -> list[dict[str, Any]]:
         reply.get("tool_calls") or [],
         turn.reason,
         [],
+        turn.params.get(CUSTOM, ()),
     )
 
 
@@ -139,14 +143,14 @@ def document_of(
         "background": False,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-        "model": call.name,
+        "model": call.model,
         "output": output,
         "conversation": None if session is None else {"id": session},
         "max_tool_calls": None,
         "reasoning": {"effort": None, "summary": None},
         "safety_identifier": None,
         "service_tier": "default",
-        "usage": None if usage is None else _usage(usage),
+        "usage": None if usage is None else usage_of(usage),
     }
     for name, value in _DEFAULTS.items():
         found[name] = params.get(name, value)
@@ -166,7 +170,7 @@ _DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _usage(given: Mapping[str, int]) -> dict[str, Any]:
+def usage_of(given: Mapping[str, int]) -> dict[str, Any]:
     taken, made = given["prompt_tokens"], given["completion_tokens"]
     return {
         "input_tokens": taken,
@@ -189,8 +193,9 @@ def items_of(
     calls: Sequence[Mapping[str, Any]],
     reason: str,
     entries: list[Any],
+    custom: Container[str] = (),
 ) -> list[dict[str, Any]]:
-    """A reply as output items."""
+    """A reply as output items; `custom`: names of tools that take one text."""
     found = []
     if reasoning:
         found.append(thought_item(id, 0, reasoning))
@@ -205,10 +210,23 @@ def items_of(
     for call in calls:
         function = call["function"]
         arguments = json.dumps(function["arguments"], ensure_ascii=False)
-        found.append(
-            call_item(call["id"], function["name"], arguments, "completed")
-        )
+        item = call_item(call["id"], function["name"], arguments, "completed")
+        if function["name"] in custom:
+            item = custom_item(item)
+        found.append(item)
     return found
+
+
+def custom_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    """The call of a function with one text as that of a custom tool."""
+    return {
+        "id": "ctc_" + item["call_id"].removeprefix("call_"),
+        "type": "custom_tool_call",
+        "call_id": item["call_id"],
+        "name": item["name"],
+        "input": text_of(item["arguments"]),
+        "status": item["status"],
+    }
 
 
 def message_id(response: str, number: int) -> str:

@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-import msgspec
+from fastapi import Query as QueryField
+from pydantic import Field
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from typing_extensions import TypedDict
 
 from gemmakv.chat._tools import CallPart
 from gemmakv.conversations import KEPT, Turn, new_id
 from gemmakv.generation._result import ToolCall
-from gemmakv.server.apis.body import Salt
-from gemmakv.server.apis.http import (
-    SSE,
-    Call,
-    Called,
-    Event,
-    Finished,
-    Reply,
-    Started,
-    Stream,
-    Token,
-    serve,
-    sse,
-)
+from gemmakv.server.apis.call import Call, CallDep, JsonResponse
+from gemmakv.server.apis.fields import Body, OptionsBody, Query, Salt, Whole
+from gemmakv.server.apis.kept import history_of, kept, owner_in
 from gemmakv.server.apis.logprobs import Logprobs, has_logprob
-from gemmakv.server.apis.openai import (
-    PING,
-    refuse,
-    renamed,
-    seed_of,
-    table_options,
-)
+from gemmakv.server.apis.openai import seed_of
 from gemmakv.server.apis.response_input import (
-    choice_of,
+    COMPACTED,
     format_of,
-    functions_of,
     messages_in,
     shifted,
     think_of,
-    tool_names,
-    tools_of,
 )
 from gemmakv.server.apis.response_items import (
+    CUSTOM,
     call_item,
+    custom_item,
     document_of,
     input_items_of,
     items_of,
@@ -59,33 +47,57 @@ from gemmakv.server.apis.response_items import (
     status_of,
     text_part,
     thought_item,
+    usage_of,
     without_bytes,
 )
-from gemmakv.server.apis.sessions import history_of, kept, owner
+from gemmakv.server.apis.routing import router, streams
+from gemmakv.server.apis.streams import (
+    COMMENT,
+    SSE,
+    Pieces,
+    Reply,
+    answer,
+    sse,
+)
+from gemmakv.server.apis.tools import read_tools, text_of
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
     refuse_others,
     unexpected,
 )
+from gemmakv.server.service.events import (
+    Called,
+    Ended,
+    Event,
+    Finished,
+    Started,
+    Token,
+)
 from gemmakv.server.service.history import DROPPED
 from gemmakv.server.service.requests import ChatRequest, Past
 
+ROUTER = router()
+_SUM_UP = (
+    "Sum up this conversation so far for somebody who goes on with it: what "
+    "was asked, found, decided and done, and what is still open."
+)
+_SUMMARY_TOKENS = 512
 _LOGPROBS = "message.output_text.logprobs"
-_NOTHING: dict[str, tuple[Any, ...]] = {
-    "background": (False,), "prompt": (),
-    "n": (1,), "messages": (), "response_format": (), "grammar": ("",),
-    "context_management": ([],),
-}  # fmt: skip
 _NAMES = {
     "max_tokens": "max_output_tokens", "messages": "input",
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
 }  # fmt: skip
 _ID = {"previous_response_id": "response_id"}
+_PATH = "/v1/responses/{response}"
+# The ids of items have that of their turn, but for calls.
+_TURN_OF_ITEM = re.compile("^[a-z]+_([0-9A-Za-z]+)(_.*)?$")
 
 
-class _Common(msgspec.Struct, kw_only=True):
+class ResponseFields(Body):
+    unsupported = {"prompt": (), "messages": (), "response_format": ()}
+
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -99,56 +111,73 @@ class _Common(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
 
 
-class InputTokensBody(_Common, kw_only=True):
+class InputTokensBody(ResponseFields):
     """`max_output_tokens` is ours: what `truncation` makes room for."""
 
     input: str | list[dict[str, Any]] | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
 
 
-class InputTokens(msgspec.Struct, kw_only=True):
-    object: Literal["response.input_tokens"] = "response.input_tokens"
+class CompactBody(ResponseFields):
+    input: str | list[dict[str, Any]] | None = None
+
+
+class Compaction(TypedDict):
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
     input_tokens: int
 
 
-class ResponsesBody(_Common, kw_only=True):
+class ResponsesBody(ResponseFields, OptionsBody):
     input: str | list[dict[str, Any]]
     stream: bool | None = None
     store: bool | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Whole | None = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     prompt_cache_key: str | None = None
     user: str | None = None
-    seed: int | None = None
+    seed: Whole | None = None
     cache_salt: Salt | None = None
 
 
-class ItemsQuery(msgspec.Struct, kw_only=True):
-    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+class ItemsQuery(Query):
+    limit: int = Field(20, ge=1, le=100)
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
 
 
-class ItemList(msgspec.Struct, kw_only=True):
-    object: Literal["list"] = "list"
+class ItemList(TypedDict):
+    object: Literal["list"]
     data: list[dict[str, Any]]
     first_id: str | None
     last_id: str | None
     has_more: bool
 
 
-class RetrieveQuery(msgspec.Struct, kw_only=True):
+class RetrieveQuery(Query):
     stream: bool | None = None
-    starting_after: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    starting_after: int | None = Field(None, ge=0)
 
 
-async def create(call: Call) -> None:
-    body, document = await call.json(ResponsesBody)
+@ROUTER.post(
+    "/v1/responses",
+    response_model=dict[str, Any],
+    responses=streams(SSE),
+    summary="OpenAI's responses",
+)
+async def create(call: CallDep, body: ResponsesBody) -> Response:
+    call.takes(body)
     call.check_model(body.model)
-    refuse(document, _NOTHING)
-    options = table_options(document)
+    options = body.options()
     for name in ("logprobs", "top_logprobs"):
         options.pop(name, None)
     if body.max_output_tokens is not None:
@@ -161,7 +190,7 @@ async def create(call: Call) -> None:
     if wants_logprobs:
         options["logprobs"] = True
         options["top_logprobs"] = body.top_logprobs or 0
-    keeps = history_of(call.chat) is not None and body.store is not False
+    keeps = history_of(call.service) is not None and body.store is not False
     past = _past(
         call,
         body,
@@ -169,43 +198,115 @@ async def create(call: Call) -> None:
         keeps,
         _echoed(call, body, options),
     )
-    request, names = _request(call, body, body.input, past, options)
+    given = await _resolved(call, body.input)
+    request, names = _request(call, body, given, past, options)
     request = dataclasses.replace(
         request, tenant=call.owner_of(body.cache_salt)
     )
     shape = _Response(call, past, wants_logprobs)
     if body.max_output_tokens is None:  # its name in the other routes
         del names["max_tokens"]
-    with renamed(document, names):
-        await serve(call, request, shape, bool(body.stream))
+    call.names = names
+    return await answer(call, request, shape, body.stream)
 
 
-async def input_tokens(call: Call) -> None:
-    """What `create` would read."""
-    body, document = await call.json(InputTokensBody)
+@ROUTER.post(
+    "/v1/responses/input_tokens",
+    response_model=InputTokens,
+    summary="The tokens that a response would read",
+)
+async def input_tokens(call: CallDep, body: InputTokensBody) -> Response:
+    call.takes(body)
     call.check_model(body.model)
-    refuse(document, _NOTHING)
     past = _past(call, body, {}, False, {})
     options = {}
     if body.max_output_tokens is not None:
         options["max_tokens"] = body.max_output_tokens
-    request, names = _request(call, body, body.input or "", past, options)
-    with renamed(document, names):
-        count = await call.chat.count(request)
-        call.chat.check_length(count, True)
-    await call.answer(InputTokens(input_tokens=count))
+    given = await _resolved(call, body.input or "")
+    request, names = _request(call, body, given, past, options)
+    call.names = names
+    count = await call.service.count(request)
+    call.service.check_length(count, True)
+    found: InputTokens = {
+        "object": "response.input_tokens",
+        "input_tokens": count,
+    }
+    return JsonResponse(found)
 
 
-async def input_items(call: Call) -> None:
+@ROUTER.post(
+    "/v1/responses/compact",
+    response_model=Compaction,
+    summary="A conversation in fewer tokens, which the model sums up",
+)
+async def compact(call: CallDep, body: CompactBody) -> Response:
+    """What the user said stays as it is; the rest becomes a summary, in an
+    item that this server reads in the input of a response.
+    """
+    call.takes(body)
+    call.check_model(body.model)
+    past = _past(call, body, {}, False, {})
+    given = await _resolved(call, body.input or [])
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    asked = [*given, {"role": "user", "content": _SUM_UP}]
+    request, names = _request(call, body, asked, past, {})
+    request = dataclasses.replace(
+        request, tools=None, tool_choice=None, truncate=True, streamed=False,
+        options={"max_tokens": _SUMMARY_TOKENS},
+    )  # fmt: skip
+    call.names = names
+    reply = Reply()
+    await call.service.run(request, reply.take)
+    id = past.id.removeprefix("resp_")
+    summary = {
+        "id": f"cmp_{id}",
+        "type": "compaction",
+        "encrypted_content": COMPACTED + reply.texts.get(0, ""),
+    }
+    said = [
+        item
+        for item in given
+        if item.get("role") == "user" and item.get("content")
+    ]
+    found: Compaction = {
+        "id": past.id,
+        "object": "response.compaction",
+        "created_at": int(past.created),
+        "output": [
+            {"id": f"msg_{id}_{i}", "status": "completed", **item,
+             "type": "message"}
+            for i, item in enumerate(map(_with_parts, said))
+        ] + [summary],
+        "usage": usage_of(_counted(reply.usage)),
+    }  # fmt: skip
+    return JsonResponse(found)
+
+
+def _with_parts(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose text is a part, as answers have it."""
+    content = item["content"]
+    if isinstance(content, str):
+        content = [{"type": "input_text", "text": content}]
+    return {**item, "content": content}
+
+
+@ROUTER.get(
+    _PATH + "/input_items",
+    response_model=ItemList,
+    summary="What a kept response was given",
+)
+async def input_items(
+    call: CallDep, response: str, query: Annotated[ItemsQuery, QueryField()]
+) -> Response:
     """All that a response was given, also by the responses that it follows;
     of these their output, too.
     """
     history = kept(call)
-    query = call.query_of(ItemsQuery)
-    with renamed({}, _ID):
-        line = await history.on(
-            history.store.turns.line, owner(call), _id(call)
-        )
+    call.names = _ID
+    line = await history.on(
+        history.store.turns.line, owner_in(call), response
+    )
     items: list[dict[str, Any]] = []
     for turn in line:
         items += input_items_of(turn)
@@ -222,19 +323,53 @@ async def input_items(call: Call) -> None:
             )
         items = items[places[0] + 1 :]
     shown = items[: query.limit]
-    await call.answer(
-        ItemList(
-            data=shown,
-            first_id=shown[0]["id"] if shown else None,
-            last_id=shown[-1]["id"] if shown else None,
-            has_more=len(items) > len(shown),
-        )
+    found: ItemList = {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(items) > len(shown),
+    }
+    return JsonResponse(found)
+
+
+async def _resolved(
+    call: Call, given: str | list[dict[str, Any]]
+) -> str | list[dict[str, Any]]:
+    """The items of a request, with kept items in place of references. Raises
+    RequestError for a reference to what is not kept.
+    """
+    if isinstance(given, str):
+        return given
+    found = []
+    for i, item in enumerate(given):
+        if item.get("type") == "item_reference":
+            item = await _kept_item(call, str(item.get("id")), f"input[{i}]")
+        found.append(item)
+    return found
+
+
+async def _kept_item(call: Call, id: str, where: str) -> dict[str, Any]:
+    history = history_of(call.service)
+    turn_id = _TURN_OF_ITEM.sub(r"resp_\1", id)
+    if history is not None:
+        with contextlib.suppress(RequestError):
+            turn = await history.on(
+                history.store.turns.get, owner_in(call), turn_id
+            )
+            for item in (*input_items_of(turn), *output_items_of(turn)):
+                if item["id"] == id:
+                    return item
+    raise invalid(
+        f"{where}.id",
+        f"expected the id of an item that this server keeps, found {id[:60]!r}",
+        "item_not_found",
     )
 
 
 def _request(
     call: Call,
-    body: _Common,
+    body: ResponseFields,
     given: str | list[dict[str, Any]],
     past: Past,
     options: dict[str, Any],
@@ -244,7 +379,12 @@ def _request(
     format = (body.text or {}).get("format")
     if format is not None:
         options = {**options, "response_format": format_of(format)}
-    messages, names = messages_in(given)
+    read = messages_in(given)
+    messages, names = read.messages, read.names
+    tools = read_tools(body.tools, body.tool_choice, flat=True)
+    if tools.custom:
+        past.params[CUSTOM] = sorted(tools.custom)
+    call.ignored = [*call.ignored, *read.ignored, *tools.ignored]
     followed: Past | None = past
     if past.parent is None and past.session is None and past.keep is None:
         if body.instructions:
@@ -257,59 +397,80 @@ def _request(
         messages=messages,
         past=followed,
         options=options,
-        tools=tools_of(body.tools),
-        tool_choice=choice_of(body.tool_choice),
+        tools=tools.functions,
+        tool_choice=tools.choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         think=think_of(call, body.reasoning),
         truncate=body.truncation == "auto",
         arrived=call.arrived,
+        not_enforced=tools.not_enforced,
     )
-    names |= _NAMES | tool_names(body.tools)
+    names |= _NAMES | tools.names
     if body.conversation is not None:
         names["session"] = "conversation"
     return request, names
 
 
-async def get(call: Call) -> None:
+@ROUTER.get(
+    _PATH,
+    response_model=dict[str, Any],
+    responses=streams(SSE),
+    summary="A response that is kept",
+)
+async def retrieve(
+    call: CallDep,
+    response: str,
+    query: Annotated[RetrieveQuery, QueryField()],
+) -> Response:
     history = kept(call)
-    query = call.query_of(RetrieveQuery)
     if query.starting_after is not None and not query.stream:
         raise invalid(
             "starting_after",
             f"expected stream=true with it, found {query.starting_after} "
             "without",
         )
-    with renamed({}, _ID):
-        turn = await history.on(history.store.turns.get, owner(call), _id(call))
+    call.names = _ID
+    turn = await history.on(history.store.turns.get, owner_in(call), response)
     if not query.stream:
-        await call.answer(of_turn(call, turn))
-        return
-    shape = _Response(call, past_of_turn(turn), False)
-    stream = Stream(call, SSE, PING)
-    try:
-        await stream.write(shape.again(turn, query.starting_after))
-        await stream.end()
-    finally:
-        await stream.close()
+        return JsonResponse(of_turn(call, turn))
+    return _Again(call, turn, query.starting_after)
 
 
-async def delete(call: Call) -> None:
+@ROUTER.delete(
+    _PATH, response_model=dict[str, Any], summary="Forgets a response"
+)
+async def delete(call: CallDep, response: str) -> Response:
     history = kept(call)
-    with renamed({}, _ID):
-        await history.on(
-            history.store.turns.delete_response, owner(call), _id(call)
-        )
-    await call.answer({"id": _id(call), "object": "response", "deleted": True})
+    call.names = _ID
+    await history.on(
+        history.store.turns.delete_response, owner_in(call), response
+    )
+    return JsonResponse(
+        {"id": response, "object": "response", "deleted": True}
+    )
 
 
-def _id(call: Call) -> str:
-    params: Mapping[str, str] = call.scope["path_params"]
-    return params["response"]
+class _Again(Response):
+    """The stream of a response that is over."""
+
+    def __init__(self, call: Call, turn: Turn, after: int | None) -> None:
+        super().__init__(media_type=SSE)
+        self._call = call
+        self._turn = turn
+        self._after = after
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        shape = _Response(self._call, past_of_turn(self._turn), False)
+        async with Pieces(self._call, send, SSE, COMMENT) as pieces:
+            await pieces.write(shape.again(self._turn, self._after))
+            await pieces.end()
 
 
 def _past(
     call: Call,
-    body: _Common,
+    body: ResponseFields,
     asks: Mapping[str, object],
     keeps: bool,
     params: dict[str, Any],
@@ -361,7 +522,7 @@ def _echoed(
     call: Call, body: ResponsesBody, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What answers say of the request."""
-    defaults = {"temperature": 1.0, "top_p": 1.0, **call.chat.defaults}
+    defaults = {"temperature": 1.0, "top_p": 1.0, **call.service.defaults}
     defaults |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, **options}
     names = (
         "temperature", "top_p", "presence_penalty", "frequency_penalty",
@@ -371,7 +532,11 @@ def _echoed(
         "instructions": body.instructions,
         "previous_response_id": body.previous_response_id,
         "max_output_tokens": body.max_output_tokens,
-        "tools": [shown_tool(t) for t in functions_of(body.tools)],
+        "tools": [
+            shown_tool(tool)
+            for tool in body.tools or ()
+            if tool.get("type") == "function"
+        ],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "text": body.text or {"format": {"type": "text"}},
@@ -383,23 +548,35 @@ def _echoed(
     }
 
 
-class _Response:
-    """The answer to one request: a shape of `serve`."""
+def _counted(ended: Ended) -> dict[str, int]:
+    """The tokens of a request."""
+    return {
+        "prompt_tokens": ended.prompt_tokens,
+        "completion_tokens": ended.completion_tokens,
+        "cached_tokens": ended.cached_tokens,
+        "cache_write_tokens": ended.cache_write_tokens,
+        "reasoning_tokens": ended.reasoning_tokens,
+    }
 
-    kind = SSE
-    ping = PING
+
+class _Response:
+    """The answer to one request."""
+
+    media_type = SSE
+    ping = COMMENT
 
     def __init__(self, call: Call, past: Past, logprobs: bool) -> None:
         self._call = call
         self._past = past
         self._params = dict(past.params)
-        self._logprobs = Logprobs(call.chat.tokenizer) if logprobs else None
+        self._logprobs = Logprobs(call.service.tokenizer) if logprobs else None
         self._number = 0
         self._after = -1  # events up to this number are not told
         self._output: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the item that grows
         self._entries: list[Any] = []  # of tokens without text so far
         self._reason = "stop"
+        self._arguments = ""  # of a custom tool whose call grows
 
     def frames(self, event: Event) -> bytes:
         if isinstance(event, Started):
@@ -411,15 +588,8 @@ class _Response:
             return self._called(event.part)
         if isinstance(event, Finished):
             return self._finish(event.reason)
-        return self._ending(
-            {
-                "prompt_tokens": event.prompt_tokens,
-                "completion_tokens": event.completion_tokens,
-                "cached_tokens": event.cached_tokens,
-                "cache_write_tokens": event.cache_write_tokens,
-                "reasoning_tokens": event.reasoning_tokens,
-            }
-        )
+        assert isinstance(event, Ended)
+        return self._ending(_counted(event))
 
     def again(self, turn: Turn, after: int | None) -> bytes:
         """The stream of a response that is over, its texts in one piece;
@@ -459,7 +629,6 @@ class _Response:
 
     def whole(self, reply: Reply) -> object:
         self._params[DROPPED] = reply.dropped_messages
-        shown = reply.usage
         calls = [call.to_dict() for call in reply.calls.get(0, [])]
         entries = self._listed(reply.tokens.get(0, []))
         reason = reply.finished[0].reason
@@ -470,17 +639,9 @@ class _Response:
             calls,
             reason,
             entries,
+            self._params.get(CUSTOM, ()),
         )
-        return self._now(
-            reason,
-            {
-                "prompt_tokens": shown.prompt_tokens,
-                "completion_tokens": shown.completion_tokens,
-                "cached_tokens": shown.cached_tokens,
-                "cache_write_tokens": shown.cache_write_tokens,
-                "reasoning_tokens": shown.reasoning_tokens,
-            },
-        )
+        return self._now(reason, _counted(reply.usage))
 
     def failure(self, error: RequestError) -> bytes:
         found = self._now()
@@ -527,7 +688,7 @@ class _Response:
             if not token.text:
                 return thoughts
             return thoughts + self._token(
-                msgspec.structs.replace(token, reasoning="")
+                dataclasses.replace(token, reasoning="")
             )
         entries = [*self._entries, *self._listed([token])]
         if self._open is None or self._open["type"] != "message":
@@ -570,8 +731,14 @@ class _Response:
         self._entries = []
         if part.start is not None:
             frames += self._close()
-            frames += self._begin(call_item(*part.start, "", "in_progress"))
+            item = call_item(*part.start, "", "in_progress")
+            if part.start[1] in self._params.get(CUSTOM, ()):
+                item = custom_item(item)
+                self._arguments = ""
+            frames += self._begin(item)
         assert self._open is not None
+        if self._open["type"] == "custom_tool_call":
+            return frames + self._called_with_text(part)
         if part.arguments:
             self._open["arguments"] += part.arguments
             frames += self._of_item(
@@ -581,6 +748,19 @@ class _Response:
             self._open["status"] = "completed"
             frames += self._close()
         return frames
+
+    def _called_with_text(self, part: CallPart) -> bytes:
+        """The text of a custom tool is known once its call is whole."""
+        assert self._open is not None
+        self._arguments += part.arguments
+        if part.end is None:
+            return b""
+        self._open["input"] = text_of(self._arguments)
+        self._open["status"] = "completed"
+        frames = self._of_item(
+            "response.custom_tool_call_input.delta", delta=self._open["input"]
+        )
+        return frames + self._close()
 
     def _open_message(self) -> bytes:
         id = message_id(self._past.id, len(self._output))
@@ -627,11 +807,17 @@ class _Response:
         else:
             if item["status"] == "in_progress":  # cut short
                 item["status"] = "incomplete"
-            frames = self._of_item(
-                "response.function_call_arguments.done",
-                name=item["name"],
-                arguments=item["arguments"],
-            )
+            if item["type"] == "custom_tool_call":
+                frames = self._of_item(
+                    "response.custom_tool_call_input.done",
+                    input=item["input"],
+                )
+            else:
+                frames = self._of_item(
+                    "response.function_call_arguments.done",
+                    name=item["name"],
+                    arguments=item["arguments"],
+                )
         frames += self._event(
             "response.output_item.done",
             output_index=len(self._output),

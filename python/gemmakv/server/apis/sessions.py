@@ -2,58 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import msgspec
+from fastapi import Query as QueryField
+from pydantic import BaseModel, Field
+from starlette.responses import Response
 
-from gemmakv.conversations import SessionInfo, Turn, new_id
+from gemmakv.conversations import SessionInfo, Turn
 from gemmakv.server.apis import documents
+from gemmakv.server.apis.call import Call, CallDep, JsonResponse
 from gemmakv.server.apis.documents import Name, checked_name
-from gemmakv.server.apis.http import Call
-from gemmakv.server.service.chat import TOO_LONG, ChatService
+from gemmakv.server.apis.fields import Body, Query
+from gemmakv.server.apis.kept import kept, owner_in
+from gemmakv.server.apis.routing import router
+from gemmakv.server.service.chat import TOO_LONG
 from gemmakv.server.service.errors import RequestError
 from gemmakv.server.service.history import SPENT, History
-from gemmakv.server.service.requests import Past
 
+ROUTER = router()
 _LISTED = 1_000  # characters of a `system` in lists
+_PATH = "/v1/sessions/{session}"
 
 
-class CreateBody(msgspec.Struct):
+class CreateBody(Body):
     name: Name | None = None
     system: str | None = None
 
 
-class ForkBody(msgspec.Struct):
+class ForkBody(Body):
     turn: str | None = None
     name: Name | None = None
 
 
-class RewindBody(msgspec.Struct):
+class RewindBody(Body):
     turn: str | None
 
 
-class RenameBody(msgspec.Struct):
+class RenameBody(Body):
     name: Name | None
 
 
-class ListQuery(msgspec.Struct, kw_only=True):
-    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+class ListQuery(Query):
+    limit: int = Field(20, ge=1, le=100)
     after: str | None = None
 
 
-class SessionObject(msgspec.Struct, kw_only=True):
+class SessionObject(BaseModel):
     id: str
     object: Literal["session"] = "session"
     name: str | None
     system: Annotated[
         str | None,
-        msgspec.Meta(
+        Field(
             description=f"In lists, its first {_LISTED:,} characters at most."
         ),
     ]
     system_length: Annotated[
-        int, msgspec.Meta(description="Characters of all of `system`.")
+        int, Field(description="Characters of all of `system`.")
     ]
     head: str | None
     turn_count: int
@@ -61,23 +66,23 @@ class SessionObject(msgspec.Struct, kw_only=True):
     updated_at: float
 
 
-class ImportedSession(SessionObject, kw_only=True):
+class ImportedSession(SessionObject):
     rendered: documents.Rendered
 
 
-class Spent(msgspec.Struct, kw_only=True):
+class Spent(BaseModel):
     """What a turn took of the prefix cache, why that was not all, and time."""
 
     cached: Annotated[
         dict[str, int],
-        msgspec.Meta(description="Tokens of the prompt, by tier."),
+        Field(description="Tokens of the prompt, by tier."),
     ]
     miss_reason: str | None
     prefill_s: float
     decode_s: float
 
 
-class TurnObject(msgspec.Struct, kw_only=True):
+class TurnObject(BaseModel):
     id: str
     object: Literal["turn"] = "turn"
     parent: str | None
@@ -89,17 +94,17 @@ class TurnObject(msgspec.Struct, kw_only=True):
     usage: dict[str, int]
     spent: Annotated[
         Spent | None,
-        msgspec.Meta(
+        Field(
             description="Null of turns that were taken in, or are older."
         ),
     ]
 
 
-class SessionWithTurns(SessionObject, kw_only=True):
+class SessionWithTurns(SessionObject):
     turns: list[TurnObject]
 
 
-class SessionList(msgspec.Struct, kw_only=True):
+class SessionList(BaseModel):
     object: Literal["list"] = "list"
     data: list[SessionObject]
     first_id: str | None
@@ -107,52 +112,61 @@ class SessionList(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
-class SessionNode(SessionObject, kw_only=True):
+class SessionNode(SessionObject):
     parent: Annotated[
         str | None,
-        msgspec.Meta(
+        Field(
             description="The session that this one branches off: the oldest "
             "of those listed that it has the most turns in common with."
         ),
     ]
     parent_turn: Annotated[
-        str | None, msgspec.Meta(description="The last turn of both.")
+        str | None, Field(description="The last turn of both.")
     ]
     parent_turn_count: Annotated[
-        int, msgspec.Meta(description="Turns of both.")
+        int, Field(description="Turns of both.")
     ]
 
 
-class SessionTree(msgspec.Struct, kw_only=True):
+class SessionTree(BaseModel):
     object: Literal["session.tree"] = "session.tree"
     data: list[SessionNode]
     last_id: str | None
     has_more: bool
 
 
-class SessionDeleted(msgspec.Struct, kw_only=True):
+class SessionDeleted(BaseModel):
     id: str
     object: Literal["session.deleted"] = "session.deleted"
     deleted: bool = True
 
 
-async def create(call: Call) -> None:
+@ROUTER.post(
+    "/v1/sessions", response_model=SessionObject, summary="Makes a session"
+)
+async def create(call: CallDep, body: CreateBody) -> Response:
+    call.takes(body)
     history = kept(call)
-    body, _ = await call.json(CreateBody)
     await _check_system(call, body.system)
     found = await history.create(
-        owner(call), checked_name(body.name), body.system or None
+        owner_in(call), checked_name(body.name), body.system or None
     )
-    await call.answer(_session(found))
+    return JsonResponse(_session(found))
 
 
-async def sessions(call: Call) -> None:
+@ROUTER.get(
+    "/v1/sessions",
+    response_model=SessionList,
+    summary="Sessions, the newest first",
+)
+async def sessions(
+    call: CallDep, query: Annotated[ListQuery, QueryField()]
+) -> Response:
     history = kept(call)
-    query = call.query_of(ListQuery)
     found, more = await history.on(
-        history.store.sessions.newest, owner(call), query.limit, query.after
+        history.store.sessions.newest, owner_in(call), query.limit, query.after
     )
-    await call.answer(
+    return JsonResponse(
         SessionList(
             data=[_session(one, _LISTED) for one in found],
             first_id=found[0].id if found else None,
@@ -162,17 +176,23 @@ async def sessions(call: Call) -> None:
     )
 
 
-async def tree(call: Call) -> None:
+@ROUTER.get(
+    "/v1/sessions/tree",
+    response_model=SessionTree,
+    summary="Sessions, the newest first, and what each branches off",
+)
+async def tree(
+    call: CallDep, query: Annotated[ListQuery, QueryField()]
+) -> Response:
     history = kept(call)
-    query = call.query_of(ListQuery)
     found, more = await history.on(
-        history.store.sessions.tree, owner(call), query.limit, query.after
+        history.store.sessions.tree, owner_in(call), query.limit, query.after
     )
-    await call.answer(
+    return JsonResponse(
         SessionTree(
             data=[
                 SessionNode(
-                    **msgspec.structs.asdict(_session(one.session, _LISTED)),
+                    **_session(one.session, _LISTED).model_dump(),
                     parent=one.parent,
                     parent_turn=one.turn,
                     parent_turn_count=one.turns,
@@ -185,123 +205,105 @@ async def tree(call: Call) -> None:
     )
 
 
-async def session(call: Call) -> None:
+@ROUTER.post(
+    "/v1/sessions/import",
+    response_model=ImportedSession,
+    summary="A session of an exported document",
+)
+async def take_in(call: CallDep, body: documents.Document) -> Response:
     history = kept(call)
-    found, turns = await _with_turns(call, history)
-    await call.answer(
+    await _check_system(call, body.system)
+    turns, rendered = await history.in_pool(
+        documents.read, body, owner_in(call), history
+    )
+    await history.in_pool(documents.check_goes_on, turns, body.system, history)
+    found = await history.create(
+        owner_in(call), checked_name(body.name), body.system or None, turns
+    )
+    return JsonResponse(
+        ImportedSession(**_session(found).model_dump(), rendered=rendered)
+    )
+
+
+@ROUTER.get(
+    _PATH + "/export",
+    response_model=documents.Document,
+    summary="The session as a document",
+)
+async def export(call: CallDep, session: str) -> Response:
+    history = kept(call)
+    found, turns = await _with_turns(call, history, session, tokens=True)
+    document = await history.in_pool(documents.written, found, turns)
+    return JsonResponse(document)
+
+
+@ROUTER.get(
+    _PATH,
+    response_model=SessionWithTurns,
+    summary="The session and its turns",
+)
+async def retrieve(call: CallDep, session: str) -> Response:
+    found, turns = await _with_turns(call, kept(call), session)
+    return JsonResponse(
         SessionWithTurns(
-            **msgspec.structs.asdict(_session(found)),
+            **_session(found).model_dump(),
             turns=[_turn(turn) for turn in turns],
         )
     )
 
 
-async def rename(call: Call) -> None:
+@ROUTER.post(_PATH, response_model=SessionObject, summary="Another name")
+async def rename(call: CallDep, session: str, body: RenameBody) -> Response:
+    call.takes(body)
     history = kept(call)
-    body, _ = await call.json(RenameBody)
     found = await history.on(
         history.store.sessions.rename,
-        owner(call),
-        _id(call),
+        owner_in(call),
+        session,
         checked_name(body.name),
     )
-    await call.answer(_session(found))
+    return JsonResponse(_session(found))
 
 
-async def fork(call: Call) -> None:
+@ROUTER.delete(
+    _PATH, response_model=SessionDeleted, summary="Deletes the session"
+)
+async def delete(call: CallDep, session: str) -> Response:
     history = kept(call)
-    body, _ = await call.json(ForkBody)
+    await history.on(history.store.sessions.delete, owner_in(call), session)
+    return JsonResponse(SessionDeleted(id=session))
+
+
+@ROUTER.post(
+    _PATH + "/fork",
+    response_model=SessionObject,
+    summary="Another session with the same turns",
+)
+async def fork(call: CallDep, session: str, body: ForkBody) -> Response:
+    call.takes(body)
+    history = kept(call)
     found = await history.on(
         history.store.sessions.fork,
-        owner(call),
-        _id(call),
+        owner_in(call),
+        session,
         body.turn,
         checked_name(body.name),
     )
-    await call.answer(_session(found))
+    return JsonResponse(_session(found))
 
 
-async def rewind(call: Call) -> None:
+@ROUTER.post(
+    _PATH + "/rewind",
+    response_model=SessionObject,
+    summary="Makes a turn the last one; null: there are none any more",
+)
+async def rewind(call: CallDep, session: str, body: RewindBody) -> Response:
+    call.takes(body)
     history = kept(call)
-    body, _ = await call.json(RewindBody)
     found = await history.on(
-        history.store.sessions.rewind, owner(call), _id(call), body.turn
+        history.store.sessions.rewind, owner_in(call), session, body.turn
     )
-    await call.answer(_session(found))
-
-
-async def delete(call: Call) -> None:
-    history = kept(call)
-    await history.on(history.store.sessions.delete, owner(call), _id(call))
-    await call.answer(SessionDeleted(id=_id(call)))
-
-
-async def export(call: Call) -> None:
-    history = kept(call)
-    found, turns = await _with_turns(call, history, tokens=True)
-    document = await history.in_pool(documents.written, found, turns)
-    await call.answer(document)
-
-
-async def take_in(call: Call) -> None:
-    history = kept(call)
-    body, _ = await call.json(documents.Document, documents.check_version)
-    await _check_system(call, body.system)
-    turns, rendered = await history.in_pool(
-        documents.read, body, owner(call), history
-    )
-    await history.in_pool(documents.check_goes_on, turns, body.system, history)
-    found = await history.create(
-        owner(call), checked_name(body.name), body.system or None, turns
-    )
-    await call.answer(
-        ImportedSession(
-            **msgspec.structs.asdict(_session(found)), rendered=rendered
-        )
-    )
-
-
-def kept(call: Call, param: str | None = None) -> History:
-    """The conversations, which the field `param` asks for. Raises
-    RequestError if none are kept.
-    """
-    found = history_of(call.chat)
-    if found is None:
-        raise RequestError(
-            400,
-            f"{param or 'sessions'}: this server keeps no conversations; it "
-            "does when started with --sessions DIR",
-            param=param,
-            code="sessions_off",
-        )
-    return found
-
-
-def history_of(service: ChatService) -> History | None:
-    return service.keeper if isinstance(service.keeper, History) else None
-
-
-def owner(call: Call) -> str:
-    return kept(call).owner(call.owner)
-
-
-def past_of(
-    call: Call, session: str | None, system: str | None = None
-) -> Past | None:
-    """Of a request with a `session`; None without. `system` is what the model
-    is told instead of the session's.
-    """
-    if session is None:
-        return None
-    kept(call, "session")
-    return Past(new_id("resp"), session, system=system)
-
-
-def named(past: Past | None) -> dict[str, Any]:
-    """The field of an answer that says where the conversation is now."""
-    if past is None:
-        return {}
-    return {"session": {"id": past.session, "turn": past.id}}
+    return JsonResponse(_session(found))
 
 
 def _turn(turn: Turn) -> TurnObject:
@@ -320,7 +322,7 @@ def _turn(turn: Turn) -> TurnObject:
 
 async def _check_system(call: Call, system: str | None) -> None:
     """Raises RequestError for one that leaves no room in the context."""
-    service = call.chat
+    service = call.service
     most = service.context - 1
 
     def count(text: str) -> tuple[int, str]:
@@ -357,15 +359,10 @@ def _session(session: SessionInfo, shown: int | None = None) -> SessionObject:
 
 
 async def _with_turns(
-    call: Call, history: History, tokens: bool = False
+    call: Call, history: History, session: str, tokens: bool = False
 ) -> tuple[SessionInfo, list[Turn]]:
     def load() -> tuple[SessionInfo, list[Turn]]:
-        found = history.store.sessions.get(owner(call), _id(call))
+        found = history.store.sessions.get(owner_in(call), session)
         return found, history.store.turns.path(found.head, tokens)
 
     return await history.on(load)
-
-
-def _id(call: Call) -> str:
-    params: Mapping[str, str] = call.scope["path_params"]
-    return params["session"]

@@ -78,21 +78,32 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "input_embeds": ([],), "input_extra": ([],), "input_ids": ([],),
     "input_prefix": ("",), "input_suffix": ("",), "prompt_embeds": ([],),
     "suffix": ("",), "truncate_prompt_tokens": (),
+    # Of chats, on other routes.
+    "chat_template_kwargs": ({},), "grammar": ("",),
+    "reasoning_effort": ("none",), "session": (),
+    "thinking": ({"type": "disabled"},), "tool_choice": ("none", "auto"),
+    "tools": ([],),
     # More than one reply.
     "n": (1,), "n_cmpl": (1,),
     # Sounds, the web, other servers, and what these keep.
     "audio": (), "background": (False,), "container": (),
-    "conversation": (), "kv_transfer_params": ({},), "mcp_servers": ([],),
+    "context_management": ([],), "conversation": (),
+    "kv_transfer_params": ({},), "mcp_servers": ([],),
     "modalities": (["text"],), "previous_response_id": (),
     "web_search_options": (),
 }  # fmt: skip
 
 
-def check_supported(fields: Mapping[str, Any], prefix: str = "") -> None:
-    """Raises RequestError for a field that asks for what is not there."""
+def check_supported(
+    fields: Mapping[str, Any], more: Mapping[str, tuple[Any, ...]] = {}
+) -> None:
+    """Raises RequestError for a field that asks for what is not there.
+
+    `more` are such fields of one route.
+    """
     for name, value in fields.items():
-        harmless = UNSUPPORTED.get(name)
+        harmless = more.get(name, UNSUPPORTED.get(name))
         if harmless is not None and value is not None and (
             value not in harmless
         ):
-            raise missing(prefix + name)
+            raise missing(name)

@@ -70,7 +70,6 @@ from gemmakv.server.service.events import (
     Called,
     Emit,
     Finished,
-    Outlet,
     Started,
     Token,
 )
@@ -108,8 +107,8 @@ class Keeper(Protocol):
     """Keeps conversations."""
 
     def turn(
-        self, request: ChatRequest, emit: Emit, outlet: Outlet | None
-    ) -> AbstractAsyncContextManager[tuple[ChatRequest, Emit, Outlet | None]]:
+        self, request: ChatRequest, emit: Emit
+    ) -> AbstractAsyncContextManager[tuple[ChatRequest, Emit]]:
         """What has a request's `past` become `ids`, and keeps its turn."""
 
     async def ids(self, request: ChatRequest) -> TokenArray:
@@ -415,17 +414,14 @@ class ChatService:
         """Whether requests may say that the model is to think."""
         return knows_thinking(self.template)
 
-    async def run(
-        self, request: ChatRequest, emit: Emit, outlet: Outlet | None = None
-    ) -> None:
-        """Serves a request; `emit` is called with one event at a time, but
-        for what `outlet` takes.
+    async def run(self, request: ChatRequest, emit: Emit) -> None:
+        """Serves a request; `emit` is called with one event at a time.
 
-        Raises RequestError. If the task is cancelled, or one of the two
-        raises, all of it ends with the step of the model that runs.
+        Raises RequestError. If the task is cancelled, or `emit` raises, all
+        of it ends with the step of the model that runs.
         """
         with self._serving():
-            await self._run(request, emit, outlet)
+            await self._run(request, emit)
 
     async def embed(
         self, request: EmbedRequest
@@ -519,9 +515,7 @@ class ChatService:
         except (ValueError, GemmaKVError) as error:
             raise _of_library(error) from error
 
-    async def _run(
-        self, request: ChatRequest, emit: Emit, outlet: Outlet | None
-    ) -> None:
+    async def _run(self, request: ChatRequest, emit: Emit) -> None:
         if self.admission.draining:
             raise stopping()
         if request.messages is None:
@@ -530,18 +524,16 @@ class ChatService:
             self.check_rows(1, request.n)
         request, options = await self._checked(request)
         if request.past is None or self.keeper is None:
-            await self._admit(request, options, emit, outlet)
+            await self._admit(request, options, emit)
             return
-        async with self.keeper.turn(request, emit, outlet) as kept:
-            request, emit, outlet = kept
-            await self._admit(request, options, emit, outlet)
+        async with self.keeper.turn(request, emit) as (request, emit):
+            await self._admit(request, options, emit)
 
     async def _admit(
         self,
         request: ChatRequest,
         options: dict[str, Any],
         emit: Emit,
-        outlet: Outlet | None,
     ) -> None:
         prompts, dropped = await self._prompt_ids(request, options)
         if options.get("response_format") or options.get("grammar"):
@@ -568,7 +560,7 @@ class ChatService:
             started = Started(
                 sum(map(len, prompts)), dropped, [one.found for one in scored]
             )
-            sink = Sink(started, emit, outlet, self.counts, request.arrived)
+            sink = Sink(started, emit, self.counts, request.arrived)
             await _all(
                 [
                     self._prompt(
@@ -898,14 +890,11 @@ class ChatService:
                 token = -1
             return _told(index, token, logprob, top, parts)
 
-        def put(*piece: Any) -> None:
-            sink.put(events(*piece))
-
         stream = await gemma.astream(cache, prompt, **options)
         async with stream:
             # While the engine computes: the first token does not wait for it.
             await sink.open()
-            async for piece in stream._passing(sink.free, put):
+            async for piece in stream:
                 for event in events(
                     piece.text,
                     piece.token_id,

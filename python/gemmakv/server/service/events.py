@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
-
-import msgspec
 
 from gemmakv.chat._tools import CallPart
 from gemmakv.generation._result import Generation, TopLogprobs
@@ -31,8 +28,8 @@ class Started:
     prompt_logprobs: Sequence[PromptLogprobs] = ()
 
 
-# Not a dataclass: one is made with every token, in a tenth of the time.
-class Token(msgspec.Struct, frozen=True, gc=False):
+@dataclasses.dataclass(slots=True)
+class Token:
     """A token of a continuation.
 
     Attributes:
@@ -121,13 +118,3 @@ class Ended:
 
 Event = Started | Token | Called | Finished | Ended
 Emit = Callable[[Event], Awaitable[None]]
-
-
-class Outlet(Protocol):
-    """Takes tokens, and parts of calls, without a task that waits."""
-
-    def free(self) -> bool:
-        """Whether it takes them now; else they are to be emitted."""
-
-    def put(self, event: Token | Called) -> None:
-        """Requires: it was free since a task ran."""

@@ -37,7 +37,6 @@ from gemmakv.server.service.events import (
     Emit,
     Event,
     Finished,
-    Outlet,
     Token,
 )
 from gemmakv.server.service.requests import ChatRequest, Past, Tenant, parted
@@ -165,10 +164,10 @@ class History:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, request: ChatRequest, emit: Emit, outlet: Outlet | None = None
-    ) -> AsyncIterator[tuple[ChatRequest, Emit, Outlet | None]]:
-        """A turn that runs inside: the request with its tokens, an `emit` that
-        keeps the turn before it tells of its end, and an `outlet` likewise.
+        self, request: ChatRequest, emit: Emit
+    ) -> AsyncIterator[tuple[ChatRequest, Emit]]:
+        """A turn that runs inside: the request with its tokens, and an `emit`
+        that keeps the turn before it tells of its end.
 
         Of one whose body raises, or is cancelled, nothing is kept.
         """
@@ -202,9 +201,7 @@ class History:
             fitting = dataclasses.replace(
                 request, ids=work.ids, dropped=work.dropped
             )
-            if outlet is not None:
-                outlet = _Noting(work, outlet)
-            yield fitting, keeping, outlet
+            yield fitting, keeping
 
     async def ids(self, request: ChatRequest) -> TokenArray:
         """Token ids of the prompt that a turn would have. Waits for no other
@@ -473,19 +470,6 @@ class _Work:
                 ]
             ),
         )
-
-
-class _Noting:
-    """An `Outlet`: a turn sees what it takes."""
-
-    def __init__(self, work: _Work, outlet: Outlet) -> None:
-        self._work = work
-        self._outlet = outlet
-        self.free = outlet.free
-
-    def put(self, event: Token | Called) -> None:
-        self._work.take(event)
-        self._outlet.put(event)
 
 
 def _message(fields: dict[str, Any]) -> Message:

@@ -96,7 +96,7 @@ class Past:
     created: float = dataclasses.field(default_factory=time.time)
     system: str | None = None
     keep: int | None = ANYBODY
-    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    params: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,6 @@ from gemmakv.server.service.events import (
     Emit,
     Ended,
     Event,
-    Outlet,
     Token,
 )
 
@@ -28,13 +27,11 @@ class Sink:
         self,
         opening: Event,
         emit: Emit,
-        outlet: Outlet | None,
         counts: Counts,
         arrived: float,
     ) -> None:
         self._opening: Event | None = opening
         self._emit = emit
-        self._outlet = outlet
         self._counts = counts
         self._arrived = arrived
         self.reasoning_tokens = 0
@@ -57,23 +54,6 @@ class Sink:
         elif not self._last:
             self._counts.first_token_s.observe(now - self._arrived)
         self._last[index] = now
-
-    def free(self) -> bool:
-        """Whether `put` may be called now."""
-        outlet = self._outlet
-        return (
-            outlet is not None
-            and self._opening is None
-            and not self._lock.locked()
-            and outlet.free()
-        )
-
-    def put(self, events: Sequence[Token | Called]) -> None:
-        """`note` and `emit` without waiting. Requires: `free`."""
-        assert self._outlet is not None
-        for event in events:
-            self.note(event)
-            self._outlet.put(event)
 
     def measure(self, generation: Generation) -> None:
         """Of tokens that did not come one by one."""

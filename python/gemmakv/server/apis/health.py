@@ -1,0 +1,61 @@
+"""What operators and their programs ask: health and metrics."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+from starlette.responses import Response
+
+from gemmakv.server.apis.call import CallDep, JsonResponse, loading
+from gemmakv.server.apis.kept import history_of
+from gemmakv.server.apis.routing import OPEN, router
+from gemmakv.server.service.errors import RequestError
+from gemmakv.server.service.metrics import text_of
+
+ROUTER = router(**OPEN)
+METRICS = router()
+_METRICS_TYPE = "text/plain; version=0.0.4"
+
+
+class Health(BaseModel):
+    status: str = "ok"
+    warnings: list[str] = Field(
+        [], description="What fails while requests are served."
+    )
+
+
+@ROUTER.get(
+    "/health", response_model=Health, summary="Whether requests are served"
+)
+@ROUTER.get(
+    "/health/ready",
+    response_model=Health,
+    summary="Whether requests are served",
+)
+async def health(call: CallDep) -> Response:
+    service = call.running
+    if service is None:
+        raise loading()
+    if service.admission.draining:
+        raise RequestError(503, "the server stops", code="server_stopping")
+    # One that never can again until it is started again is to be told apart.
+    # What may pass takes no server away: the others have the same folder, and
+    # what needs no session is answered.
+    history = history_of(service)
+    warnings: list[str] = []
+    if history is not None:
+        warnings = await service.aside(history.health)
+    found = {"status": "ok", **({"warnings": warnings} if warnings else {})}
+    return JsonResponse(found)
+
+
+@ROUTER.get(
+    "/health/live", response_model=Health, summary="Whether the process runs"
+)
+async def live() -> Response:
+    return JsonResponse({"status": "ok"})
+
+
+@METRICS.get("/metrics", summary="Metrics for Prometheus")
+async def metrics(call: CallDep) -> Response:
+    text = text_of(call.service.counts.metrics)
+    return Response(text, media_type=_METRICS_TYPE)

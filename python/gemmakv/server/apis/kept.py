@@ -1,0 +1,57 @@
+"""Conversations that the server keeps, as requests name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gemmakv.conversations import new_id
+from gemmakv.server.apis.call import Call
+from gemmakv.server.service.chat import ChatService
+from gemmakv.server.service.errors import RequestError
+from gemmakv.server.service.history import History
+from gemmakv.server.service.requests import Past
+
+
+def history_of(service: ChatService) -> History | None:
+    """The conversations of a service, if it keeps any."""
+    return service.keeper if isinstance(service.keeper, History) else None
+
+
+def kept(call: Call, param: str | None = None) -> History:
+    """The conversations, which the field `param` asks for. Raises
+    RequestError if none are kept.
+    """
+    found = history_of(call.service)
+    if found is None:
+        raise RequestError(
+            400,
+            f"{param or 'sessions'}: this server keeps no conversations; it "
+            "does when started with --sessions DIR",
+            param=param,
+            code="sessions_off",
+        )
+    return found
+
+
+def owner_in(call: Call) -> str:
+    """What records call the tenant. Raises RequestError as `kept` does."""
+    return kept(call).owner(call.owner)
+
+
+def past_of(
+    call: Call, session: str | None, system: str | None = None
+) -> Past | None:
+    """What a request with a `session` follows; None without. `system` is what
+    the model is told instead of the session's. Raises RequestError.
+    """
+    if session is None:
+        return None
+    kept(call, "session")
+    return Past(new_id("resp"), session, system=system)
+
+
+def named(past: Past | None) -> dict[str, Any]:
+    """The field of an answer that says where the conversation is now."""
+    if past is None:
+        return {}
+    return {"session": {"id": past.session, "turn": past.id}}
