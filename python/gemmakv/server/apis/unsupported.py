@@ -63,7 +63,7 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     # What the answer tells beside the reply.
     "logprob_token_ids": ([],), "post_sampling_probs": (False,),
     "prompt_logprobs": (), "response_fields": ([],),
-    "return_hidden_states": (False,), "return_progress": (False,),
+    "return_hidden_states": (False,),
     "return_prompt_text": (False,), "return_routed_experts": (False,),
     "return_token_ids": (False,), "return_tokens_as_token_ids": (False,),
     # Forms of the reply.
@@ -74,7 +74,8 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "regex": ("",), "structural_tag": (), "structured_outputs": ({},),
     # Other parts of the prompt.
     "add_special_tokens": (False,), "chat_template": ("",),
-    "documents": ([],), "echo": (False,), "image_data": ([],),
+    "context": ([],), "documents": ([],), "echo": (False,),
+    "image_data": ([],), "images": ([],), "template": ("",),
     "input_embeds": ([],), "input_extra": ([],), "input_ids": ([],),
     "input_prefix": ("",), "input_suffix": ("",), "prompt_embeds": ([],),
     "suffix": ("",), "truncate_prompt_tokens": (),

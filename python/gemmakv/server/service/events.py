@@ -28,6 +28,26 @@ class Started:
     prompt_logprobs: Sequence[PromptLogprobs] = ()
 
 
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How much of a prompt is computed, if the request asks: comes before the
+    first token, and rises to all of it.
+
+    Attributes:
+      index: of the continuation.
+      done: tokens of the prompt that are computed, or were cached.
+      total: tokens of the prompt.
+      cached: tokens of the prompt that a cache had.
+      seconds: since the prompt began.
+    """
+
+    index: int
+    done: int
+    total: int
+    cached: int
+    seconds: float
+
+
 @dataclasses.dataclass(slots=True)
 class Token:
     """A token of a continuation.
@@ -116,5 +136,5 @@ class Ended:
     cache_write_tokens: int = 0
 
 
-Event = Started | Token | Called | Finished | Ended
+Event = Started | Progress | Token | Called | Finished | Ended
 Emit = Callable[[Event], Awaitable[None]]
