@@ -64,6 +64,8 @@ def test_what_asks_for_nothing_is_taken(
 ) -> None:
     response = ask(app, path, **PAGES[page])
     assert response.status_code == 200, response.text
+    ignored = response.headers.get("x-gemmakv-ignored", "").split(", ")
+    assert not {*ignored} & {*ALIASES, "repeat_last_n", "min_tokens"}
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
@@ -78,11 +80,43 @@ def test_what_asks_for_more_is_refused_by_name(name: str) -> None:
     check_supported({name: 0.37}, {name: (0.37,)})
 
 
-def test_options_are_not_among_them() -> None:
-    both = UNSUPPORTED.keys() & GenerationOptions.table.keys()
-    assert both == {"grammar"}  # of routes without generation options
-    assert not UNSUPPORTED.keys() & ALIASES.keys()
+def test_other_names_are_of_options() -> None:
     assert {*ALIASES.values()} <= GenerationOptions.table.keys()
+
+
+BASES: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "hello", "max_output_tokens": 16},
+    "/v1/messages": {"messages": USER, "max_tokens": 4},
+    "/completion": {"prompt": "hello", "n_predict": 4},
+    "/api/generate": {"prompt": "hello", "options": {"num_predict": 4}},
+}
+
+
+@pytest.mark.parametrize("path", BASES)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("typical_p", 0.5), ("xtc_probability", 0.5), ("guided_regex", "a"),
+        ("prompt_logprobs", 1), ("bad_words", ["x"]),
+    ],
+)  # fmt: skip
+def test_it_is_refused_on_all_routes(
+    app: App, path: str, field: str, value: Any
+) -> None:
+    response = post(app, path, {"model": NAME, **BASES[path], field: value})
+    error = error_of(response)
+    message = error if isinstance(error, str) else error["message"]
+    assert message.startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("field", ["repeat_penalty", "presence_penalty"])
+def test_options_are_refused_where_they_are_none(
+    app: App, field: str
+) -> None:
+    body = {"model": NAME, **BASES["/v1/messages"], field: 1.5}
+    assert error_of(post(app, "/v1/messages", body))["message"].startswith(
+        f"{field}: "
+    )
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

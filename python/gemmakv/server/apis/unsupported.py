@@ -79,6 +79,11 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "input_embeds": ([],), "input_extra": ([],), "input_ids": ([],),
     "input_prefix": ("",), "input_suffix": ("",), "prompt_embeds": ([],),
     "suffix": ("",), "truncate_prompt_tokens": (),
+    # Generation options, on routes that do not take them.
+    "frequency_penalty": (0,), "ignore_eos": (False,), "logit_bias": ({}, []),
+    "min_p": (0,), "presence_penalty": (0,), "repeat_penalty": (1,),
+    "response_format": ({"type": "text"},), "stop": ("", []),
+    "stop_token_ids": ([],),
     # Of chats, on other routes.
     "chat_template_kwargs": ({},), "grammar": ("",),
     "reasoning_effort": ("none",), "session": (),
