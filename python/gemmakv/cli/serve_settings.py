@@ -41,7 +41,11 @@ _GUARDS = ("api_key", "api_key_file", "prefix_cache_secret_file")
 
 def _words(value: Any) -> Any:
     """Splits a variable, which has several texts with spaces between them."""
-    return value.split() if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.split()
+    if not isinstance(value, list):
+        raise unexpected("texts", "a text or a list of them", value)
+    return value
 
 
 def _bytes(value: Any) -> int:
@@ -105,8 +109,8 @@ class ServeSettings(BaseModel):
         "Number of processes that serve. Each has the limits and sizes below "
         "for itself. They share weights, sessions and, on a memory file "
         "system, the prefix cache.")
-    worker_timeout: float = _option(60.0, "S",
-        "Replace a worker that hangs for this many seconds.", ge=1, le=1e7)
+    worker_timeout: int = _option(60, "S",
+        "Replace a worker that hangs for this many seconds.", ge=1, le=10**7)
     threads: int | None = _option(None, "N",
         "Threads of each worker. Default: its part of the processors that "
         "may be used. Results do not depend on it.")
@@ -118,6 +122,9 @@ class ServeSettings(BaseModel):
         "command line; a file is safer.")
     api_key_file: str | None = _option(None, "FILE",
         "File with such keys, one on each line.")
+    max_connections: int | None = _option(None, "N",
+        "Open connections beyond which requests are refused with status 503. "
+        "Default: no limit.")
     max_queue: int = _option(64, "N",
         "Requests that may wait; more are refused with status 429.")
     max_queue_tokens: int | None = _option(None, "N",
@@ -257,7 +264,8 @@ def read(flags: Mapping[str, object]) -> tuple[ServeSettings, Places]:
                 f"{variable}: expected a value, or no such variable, found "
                 "an empty one"
             )
-    return settings, places
+    # One of the class above cannot be pickled, as workers need it.
+    return ServeSettings.model_construct(**dict(settings)), places
 
 
 def _in_list(index: list[Any]) -> str:
