@@ -70,14 +70,14 @@ class CompletionFields(OptionsBody):
         return found
 
     def names(self) -> dict[str, str]:
-        """What the request calls its options, by our names."""
+        """Gives what the request calls its options, by our names."""
         options = super().options()
         _, names = aliased(self.others, options)
         return {**names, **stated_form({**self.others, **options})[1]}
 
     def prompt_top(self) -> int | None:
-        """vLLM's `prompt_logprobs`, which it has in whole answers alone, too.
-        Raises RequestError.
+        """Gives vLLM's `prompt_logprobs`. Raises RequestError for a stream,
+        which has none there, either.
         """
         if self.prompt_logprobs is not None and self.stream:
             raise invalid("prompt_logprobs", "expected none in a stream")
@@ -269,7 +269,7 @@ class CompletionShape(ABC):
     def prompt_places(
         self, reply: Reply, number: int
     ) -> list[PromptPlace | None] | None:
-        """vLLM's `prompt_logprobs` of a prompt, if they were asked for."""
+        """Lists a prompt's tokens as vLLM does, if that was asked for."""
         if self._prompt_top is None:
             return None
         found = reply.prompt_logprobs[number]
