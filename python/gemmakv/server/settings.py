@@ -92,7 +92,8 @@ class Settings:
         localhost and `host`; "*" is any.
       insecure: whether an address other than loopback may go without keys.
       page: whether there is a page at /.
-      ping_s: seconds of silence after which a stream sends a ping.
+      ping_s: seconds of silence after which a stream sends a ping; 0: it
+        sends none.
       cache_secret: separates API keys in a prefix cache that outlives the
         server; b"": each start draws one.
       version: of this program, for clients that ask.
@@ -136,7 +137,7 @@ class Settings:
         if self.request_timeout is not None:
             number("request_timeout", self.request_timeout, 0.001, _MOST_S)
         number("drain_timeout", self.drain_timeout, 0, _MOST_S)
-        number("ping_s", self.ping_s, 0.001, _MOST_S)
+        number("ping_s", self.ping_s, 0, _MOST_S)
         checked_keys(self.api_keys)  # one without any would be everybody's
         if not self.served_model_name or not all(self.served_model_name):
             raise ValueError("served_model_name: expected a name, found none")

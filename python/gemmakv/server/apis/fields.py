@@ -55,8 +55,8 @@ class Body(BaseModel):
         return ()
 
     def ignored(self) -> list[str]:
-        """Names the fields that are ignored. Raises RequestError for a field
-        that asks for what the server does not do.
+        """Names the fields that mean nothing here. Raises RequestError for
+        one that asks for something which is not there.
         """
         found = [name for name in self.others if name not in self.taken]
         check_supported(
