@@ -169,10 +169,13 @@ class TokenPart:
 
 
 class KeptTokens(NamedTuple):
-    """The tokens of a session whose keys and values are in the prefix cache."""
+    """The tokens of a session whose keys and values are in the prefix cache.
+    `ends`: where turns ended in them, as far as it is known.
+    """
 
     kv_dtype: KvDtype
     ids: Ids
+    ends: tuple[int, ...] = ()
 
 
 class SessionState(NamedTuple):
@@ -183,7 +186,11 @@ class SessionState(NamedTuple):
 
     @property
     def kept(self) -> KeptTokens:
-        return KeptTokens(cast(KvDtype, self.text.kv_dtype), self.tokens.ids)
+        return KeptTokens(
+            cast(KvDtype, self.text.kv_dtype),
+            self.tokens.ids,
+            tuple(end for end in self.text.ends if end is not None),
+        )
 
 
 def kept_tokens(file: BinaryIO) -> KeptTokens | None:

@@ -15,27 +15,35 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
+import json
 import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RowMapping
 
 from gemmakv._support.files import StrPath, atomic_writer
-from gemmakv.chat._messages import Message
+from gemmakv.chat._messages import Message, messages_of
 from gemmakv.chat._session_file import KeptTokens, SessionState
+from gemmakv.chat._transcript import Ids, common_exact
 from gemmakv.chat.store import Listing, NewerRecord, Record, SaveTo
-from gemmakv.chat.store._records import copy_of, options_of
-from gemmakv.conversations._database import FILE, Database, fact, set_fact
+from gemmakv.chat.store._records import Listed, options_of
+from gemmakv.conversations._database import (
+    CANNOT_WRITE,
+    FILE,
+    Database,
+    fact,
+    set_fact,
+)
 from gemmakv.conversations._errors import SessionBusy, StoreError, StoreFailed
 from gemmakv.conversations._said import (
     Line,
     Said,
+    digest_of,
     settings_of,
     shown_name,
     sound,
@@ -44,31 +52,34 @@ from gemmakv.conversations._said import (
     turns_of,
 )
 from gemmakv.conversations._store import Conversations
-from gemmakv.conversations._tables import session_of, sessions
+from gemmakv.conversations._tables import (
+    FIRST_BYTES,
+    SESSION,
+    first_tokens,
+    session_of,
+    sessions,
+    turns,
+)
 from gemmakv.conversations._tree import (
     find_session,
     insert_session,
     insert_turn,
+    is_in_use,
+    pass_on_forks,
     prune,
     select_sessions,
     turns_up_to,
     update_session,
 )
-from gemmakv.conversations._types import SessionInfo
-from gemmakv.errors import GemmaKVError, one_line
+from gemmakv.conversations._types import SessionInfo, bytes_of
+from gemmakv.errors import CorruptFile, GemmaKVError, one_line
 
 if TYPE_CHECKING:
     from gemmakv.conversations._tables import Query
 
 TENANT = ""  # whom a server without keys serves
+_UNREADABLE = (GemmaKVError, ValueError, TypeError, RecursionError)
 _TRASH_S = 30 * 86400.0
-_READ_ONLY = (
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOSPC,
-    errno.EDQUOT,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +119,6 @@ class ChatStore:
         self._weights = weights
         # Of sessions that are held, as they were written last.
         self._lines: dict[str, Line] = {}
-        self._known: dict[str, tuple[Any, Record]] = {}
         self._files: dict[str, Path] = {}  # keys and values in other folders
         self._current = f"current:{weights}"
 
@@ -125,7 +135,7 @@ class ChatStore:
             store._sweep_keys()
             return store
         except OSError as error:
-            if error.errno not in _READ_ONLY:
+            if error.errno not in CANNOT_WRITE:
                 raise
             why = os.strerror(error.errno)
         there = os.path.exists(os.path.join(folder, FILE))
@@ -171,40 +181,40 @@ class ChatStore:
 
     def listing(self) -> Listing:
         """Those that cannot be read are left as they are."""
+        query = self._listed(deleted=False).order_by(sessions.c.created)
         listing = Listing([], [], set())
-        known, self._known = self._known, {}
-        query = select_sessions(TENANT).where(self._is_ours())
         with self._database.read() as db:
-            rows = db.execute(query.order_by(sessions.c.created)).mappings()
-            for found in [session_of(row) for row in rows]:
-                before = known.get(found.id)
-                if before is None or before[0] != found:
-                    try:
-                        record = self._record(db, found)
-                    except NewerRecord as error:
-                        listing.taken.add(error.name)
-                        listing.lines.append(
-                            f"the stored session {error.name} is of a newer "
-                            f"gemmakv ({error}); it is left as it is"
-                        )
-                        continue
-                    except (GemmaKVError, ValueError, RecursionError) as error:
-                        listing.lines.append(
-                            f"the stored session {found.id} cannot be read "
-                            f"({one_line(error)}); it is left as it is"
-                        )
-                        continue
-                    if record is None:
-                        continue
-                    before = (found, record)
-                self._known[found.id] = before
-                listing.records.append(copy_of(before[1]))
+            rows = db.execute(query).mappings().all()
+        for row in rows:
+            try:
+                listing.records.append(_listed_of(row))
+            except NewerRecord as error:
+                listing.taken.add(error.name)
+                listing.lines.append(
+                    f"the stored session {error.name} is of a newer gemmakv "
+                    f"({error}); it is left as it is"
+                )
+            except _UNREADABLE as error:
+                listing.lines.append(
+                    f"the stored session {row['id']} cannot be read "
+                    f"({one_line(error)}); it is left as it is"
+                )
         return listing
 
+    def version(self) -> object:
+        """Gives what differs when the database has changed."""
+        return self._database.version()
+
     def read_record(self, id: str) -> Record | None:
+        """Gives a session; None if it is not there, or not for chats. Raises
+        CorruptFile, NewerRecord.
+        """
         with self._database.read() as db:
             found = find_session(db, TENANT, id)
-            return None if found is None else self._record(db, found)
+            try:
+                return None if found is None else self._record(db, found)
+            except (ValueError, TypeError, RecursionError) as error:
+                raise CorruptFile(one_line(error)) from None
 
     def write_record(
         self, record: Record, state: SessionState | None = None
@@ -212,6 +222,8 @@ class ChatStore:
         """Has the database say what a session is now. With `state`, which is
         that of the record, its tokens, too. Requires: it is held.
         """
+        if isinstance(record, Listed):
+            raise TypeError("a listed record is without its messages")
         if not self._store.leases.holds(record.id):
             raise StoreFailed(self.read_only or "the session is not held")
         with self._database.write() as db:
@@ -241,12 +253,21 @@ class ChatStore:
         line = Line(before.ids[:same], before.said[:same])
         for said in wanted[same:]:
             turn = turn_after(line, said, record, TENANT)
-            insert_turn(db, turn, self._database.clock.now())
+            follows = None
+            if state is not None and len(said.tokens):
+                follows = digest_of(
+                    state.kept.kv_dtype, line.tokens_before(said)
+                )
+            insert_turn(db, turn, self._database.clock.now(), follows)
             line.ids.append(turn.id)
             line.said.append(said)
         head = line.ids[-1] if line.ids else None
-        settings = {} if found is None else dict(found.settings)
-        settings.update(settings_of(record, state))
+        settings, source = settings_of(record, state), record.parent
+        if found is not None:
+            # Who deletes the parent gives it another one.
+            at = found.settings.get("forked_at", 0)
+            settings = found.settings | settings | {"forked_at": at}
+            source = found.parent
         session = SessionInfo(
             record.id,
             sound(_stored_name(record, found)),
@@ -258,7 +279,7 @@ class ChatStore:
             self._weights,
             settings,
             sound(record.draft),
-            record.parent,
+            source,
         )
         if found is None:
             insert_session(db, TENANT, session)
@@ -328,27 +349,24 @@ class ChatStore:
 
     # Sessions from elsewhere.
 
-    def take_in(
-        self,
-        found: Sequence[Taken],
-        current: str | None = None,
-    ) -> None:
-        """Takes in sessions, parents before forks, that are not here yet: all
-        of them, or none. `current`: the one that was opened last.
+    def take_in(self, one: Taken) -> None:
+        """Takes in a session that is not here yet; what it was forked from has
+        to come before.
         """
+        id = one.record.id
         with self._database.write() as db:
-            for one in found:
-                id = one.record.id
-                if self._has(db, id):
-                    continue
+            if not self._has(db, id):
                 self._write_in(db, one.record, one.state)
                 if one.deleted is not None:
                     self._put_away(db, id, one.deleted)
-            if current is not None and fact(db, self._current) is None:
-                set_fact(db, self._current, current.encode())
-        for one in found:
-            if one.keys is not None:
-                self._link_keys(one.record.id, one.keys)
+        if one.keys is not None and self.read_state(id) is None:
+            self._link_keys(id, one.keys)
+
+    def take_in_current(self, id: str) -> None:
+        """Notes the session that was opened last elsewhere, if none is."""
+        with self._database.write() as db:
+            if fact(db, self._current) is None:
+                set_fact(db, self._current, id.encode())
 
     def _link_keys(self, id: str, file: Path) -> None:
         """Has a file be that of the session's keys and values, too."""
@@ -378,20 +396,20 @@ class ChatStore:
         if not self._store.leases.holds(id):
             raise StoreFailed(self.read_only or "the session is not held")
         with self._database.write() as db:
-            self._put_away(db, id)
+            found = find_session(db, TENANT, id)
+            if found is not None:
+                pass_on_forks(db, found)
+                self._put_away(db, id)
 
     def deleted(self) -> list[Record]:
+        query = self._listed(deleted=True).order_by(sessions.c.deleted.desc())
+        found: list[Record] = []
         with self._database.read() as db:
-            rows = db.execute(
-                self._trash().order_by(sessions.c.deleted.desc())
-            ).mappings()
-            found = []
-            for row in rows.all():
-                with contextlib.suppress(
-                    GemmaKVError, ValueError, RecursionError
-                ):
-                    found.append(self._record(db, session_of(row)))
-        return [one for one in found if one is not None]
+            rows = db.execute(query).mappings().all()
+        for row in rows:
+            with contextlib.suppress(*_UNREADABLE):
+                found.append(_listed_of(row))
+        return found
 
     def undelete(self, id: str) -> Record | None:
         if not self.hold(id):
@@ -425,6 +443,7 @@ class ChatStore:
             for row in db.execute(query).mappings().all():
                 found = session_of(row)
                 state = state_of(found, turns_up_to(db, found.head))
+                pass_on_forks(db, found)
                 is_it = sessions.c.id == found.id
                 db.execute(sa.delete(sessions).where(is_it))
                 prune(db, found.head)
@@ -468,7 +487,7 @@ class ChatStore:
 
     def _record(self, db: Connection, found: SessionInfo) -> Record | None:
         """Gives the record of a session; None of one that is not for chats.
-        Raises NewerRecord, CorruptFile, ValueError, RecursionError.
+        Raises _UNREADABLE.
         """
         messages: list[Message] = []
         for turn in turns_up_to(db, found.head, tokens=False):
@@ -476,23 +495,91 @@ class ChatStore:
             if said is None:
                 return None
             messages += [said.user, said.reply]
-        settings = found.settings
-        shown = shown_name(found.name, found.id)
-        return Record(
-            name=shown,
-            id=found.id,
-            parent=found.parent,
-            forked_at=settings.get("forked_at", 0),
-            created=found.created,
-            changed=found.updated,
-            system=found.system,
-            messages=messages,
-            draft=found.draft,
-            options=options_of(settings.get("options", {}), shown),
-            overflow=settings.get("overflow", "error"),
-            tokens=settings.get("tokens", 0),
-            think=settings.get("think"),
+        return Record(**_fields_of(found), messages=messages)
+
+    def _listed(self, deleted: bool) -> Query:
+        """Gives the query for sessions that are for chats, with what is said
+        last in them, as it is stored.
+        """
+        last = sa.type_coerce(turns.c.messages, sa.Text).label("last")
+        # Where nobody can tell, whoever opens it says so.
+        is_for_chats = turns.c.plain.is_distinct_from(
+            sa.literal(False, turns.c.plain.type)
         )
+        query = select_sessions(TENANT, deleted).add_columns(last)
+        return query.where(self._is_ours(), is_for_chats)
+
+    # Tokens of others.
+
+    def shared(self, gone: KeptTokens) -> KeptTokens:
+        """Gives of these tokens those with which a session here begins, too:
+        as many as the one that has the most.
+
+        In the order of tokens the ones before and after some have the most in
+        common with them. So two are looked at for each turn, however many
+        there are.
+        """
+        most, is_here = 0, sessions.c.deleted.is_(None)
+        with self._database.read() as db:
+            for begin in {0, *gone.ends}:
+                follows = digest_of(gone.kv_dtype, gone.ids[:begin])
+                rest = gone.ids[begin:]
+                for query in _neighbours(follows, rest):
+                    for id, tokens in db.execute(query):
+                        same = begin + common_exact(tokens, rest)
+                        if same <= most:
+                            break
+                        if is_in_use(db, id, is_here, self._is_ours()):
+                            most = same
+                            break
+        return KeptTokens(gone.kv_dtype, gone.ids[:most])
+
+
+def _neighbours(follows: bytes, rest: Ids) -> Iterator[Query]:
+    """Gives the queries for turns whose tokens follow the same ones as these,
+    those next to them first.
+    """
+    own = sa.literal(rest, turns.c.tokens.type)
+    first = bytes_of(rest)[:FIRST_BYTES]
+    query = sa.select(turns.c.id, turns.c.tokens)
+    query = query.where(turns.c.follows == follows)
+    yield query.where(first_tokens <= first, turns.c.tokens <= own).order_by(
+        first_tokens.desc(), turns.c.tokens.desc()
+    )
+    yield query.where(first_tokens >= first, turns.c.tokens > own).order_by(
+        first_tokens, turns.c.tokens
+    )
+
+
+def _listed_of(row: RowMapping) -> Listed:
+    """Gives the record of a row of a listing. Raises _UNREADABLE."""
+    found = session_of({column.name: row[column.name] for column in SESSION})
+    last = ""
+    if row["last"] is not None:
+        last = messages_of(json.loads(row["last"]))[-1].text
+    return Listed(
+        **_fields_of(found), turn_count=found.turns, said_last=last
+    )
+
+
+def _fields_of(found: SessionInfo) -> dict[str, Any]:
+    """Gives the fields of a session's record without its messages."""
+    settings = found.settings
+    shown = shown_name(found.name, found.id)
+    return {
+        "name": shown,
+        "id": found.id,
+        "parent": found.parent,
+        "forked_at": settings.get("forked_at", 0),
+        "created": found.created,
+        "changed": found.updated,
+        "system": found.system,
+        "draft": found.draft,
+        "options": options_of(settings.get("options", {}), shown),
+        "overflow": settings.get("overflow", "error"),
+        "tokens": settings.get("tokens", 0),
+        "think": settings.get("think"),
+    }
 
 
 def _stored_name(record: Record, found: SessionInfo | None) -> str | None:

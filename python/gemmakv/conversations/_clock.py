@@ -4,6 +4,13 @@ It is the database's own, which nobody sets: a clock that is wrong for a moment
 must not delete what was promised. While the machine runs it goes as its uptime
 does. Over a restart of the machine it goes on by what the wall clock has
 gained since it was noted.
+
+What is noted of the wall clock never goes back. Where the clock is behind it,
+it goes on as the database's own time does: so what the clock gains when it is
+set right is not counted once more. A clock that is ahead for a while has what
+is off not counted until that time has come: things are kept for longer, never
+for less. A restart with a clock that is ahead cannot be told from a machine
+that was off.
 """
 
 from __future__ import annotations
@@ -55,11 +62,14 @@ class AgeClock:
         """Says whether it is to be noted again."""
         return uptime() - self._noted > _NOTE_S
 
-    def note(self) -> bytes:
-        """Gives what another one goes on from."""
+    def note(self, before: bytes | None) -> bytes:
+        """Gives what another one goes on from. `before`: what is noted."""
         self._noted = uptime()
+        age, wall = self._noted + self._ahead, time.time()
+        if before is not None:
+            last = json.loads(before)
+            wall = max(wall, last["wall"] + max(age - last["age"], 0.0))
         noted = {
-            "age": self._noted + self._ahead, "boot": BOOT,
-            "uptime": self._noted, "wall": time.time(),
+            "age": age, "boot": BOOT, "uptime": self._noted, "wall": wall,
         }  # fmt: skip
         return json.dumps(noted).encode()

@@ -11,7 +11,9 @@ import contextlib
 import errno
 import os
 import secrets
+import shutil
 import sqlite3
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -38,18 +40,34 @@ from gemmakv.conversations._errors import (
 from gemmakv.conversations._tables import (
     HEAD,
     REVISIONS,
+    WRITES,
     facts,
     metadata,
+    next_number,
     revisions,
+    sessions,
 )
 from gemmakv.conversations._types import BUSY_S, FileId
 
 FILE = "sessions.sqlite3"
 _APPLICATION = 0x676B7653
-# The second one: there was no room for the memory that processes share.
-_NO_SPACE = ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")
+# What keeps a place from being written: what is there may be read.
+CANNOT_WRITE = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOSPC,
+    errno.EDQUOT,
+)
+# Names of a disk without room. A write that fails is one beyond a quota, too;
+# the last is about the memory that processes share.
+_NO_ROOM = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE")
+# Of what may be made or written by others alone.
+_REFUSED = ("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")
 _STRICT = (3, 37)  # SQLite's version
 _POLL_S = 0.01
+_PROBE_BYTES = 1 << 16
+_SHARED_MEMORY = "/dev/shm"
 
 
 class Database:
@@ -110,26 +128,35 @@ class Database:
     def unusable(self, error: Exception) -> OSError | ValueError:
         """Makes the error of an open that failed."""
         cause = getattr(error.__cause__, "orig", None) or error
-        if _errorname(cause) in _NO_SPACE:
-            return _refused(self.folder, errno.ENOSPC)
+        name = _errorname(cause)
+        if self.folder and name.startswith((*_NO_ROOM, *_REFUSED)):
+            number = _why_not_written(self.folder, self._path)
+            if name in _NO_ROOM:
+                number = number or errno.ENOSPC  # there is room again
+            if number:
+                return _refused(self.folder, number)
         return ValueError(
             f"sessions: {self.folder}: expected a folder that can be written, "
             f"with a sound {FILE} or none, found: {cause}"
         )
 
     def _open(self) -> None:
-        self.driver = _connect(self._path, self.read_only)
-        self.engine = sa.create_engine(
-            "sqlite://", creator=lambda: self.driver, poolclass=StaticPool
-        )
-        event.listen(self.engine, "begin", _begin)
+        self._use(_connect(self._path, self.read_only))
         with self.read() as db:
             # What is refused is left as it is, its journal too.
-            if self.read_only or not _is_new(db):
-                self._check_schema(db)
-            if self.read_only:
+            before = "" if _is_new(db) else self._check_schema(db)
+        if self.read_only:
+            if before != HEAD:  # it is brought up in memory
+                copy = _driver(":memory:")
+                self.driver.backup(copy)
+                self.close()
+                self._use(copy)
+                with self.write() as db:
+                    self._bring_up(db)
+            self.driver.execute("PRAGMA query_only = ON")
+            with self.read() as db:
                 self._read_facts(db)
-                return
+            return
         if self._path and is_on_network(self._path):
             # A log is for processes that share memory.
             self.driver.execute("PRAGMA journal_mode = TRUNCATE")
@@ -143,6 +170,13 @@ class Database:
             self.note_age(db)
         if self._path:
             self._log = _file_of(f"{self._path}-wal")
+
+    def _use(self, driver: sqlite3.Connection) -> None:
+        self.driver = driver
+        self.engine = sa.create_engine(
+            "sqlite://", creator=lambda: driver, poolclass=StaticPool
+        )
+        event.listen(self.engine, "begin", _begin)
 
     def _read_facts(self, db: Connection) -> None:
         secret = fact(db, "secret")
@@ -163,6 +197,7 @@ class Database:
         else:
             before = self._check_schema(db)
             if before == HEAD:
+                _number_rest(db)
                 return
             _migrate(db, before)
         # By this number versions that know no revisions leave it alone.
@@ -191,7 +226,7 @@ class Database:
 
     def note_age(self, db: Connection) -> None:
         """Has the clock go on from now at the next start."""
-        set_fact(db, "clock", self.clock.note())
+        set_fact(db, "clock", self.clock.note(fact(db, "clock")))
 
     # Transactions.
 
@@ -218,7 +253,7 @@ class Database:
             self.check_place()
             try:
                 with self.engine.connect() as db:
-                    db.execution_options(gemmakv_writes=writes)
+                    db.execution_options(**{WRITES: writes})
                     with db.begin():
                         yield db
             except DBAPIError as error:
@@ -226,6 +261,11 @@ class Database:
                 if writes:
                     self.failure = f"{error.orig} ({name})"
                 raise _failed(error, name, writes) from error
+
+    def version(self) -> tuple[int, int]:
+        """Gives what differs when this process or another has written."""
+        with self.read() as db:
+            return _pragma(db, "data_version"), self.driver.total_changes
 
     def be_patient(self, seconds: float) -> None:
         """Has what follows wait that long for another process that writes."""
@@ -290,7 +330,7 @@ def _begin(db: Connection) -> None:
     One that writes takes the lock at once, as one that has read could not wait
     for it.
     """
-    writes = db.get_execution_options().get("gemmakv_writes")
+    writes = db.get_execution_options().get(WRITES)
     db.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -314,13 +354,44 @@ def _read_only(path: str) -> sqlite3.Connection:
     either: unless they have made it, this is a copy in memory.
     """
     name = f"{Path(path).absolute().as_uri()}?mode=ro"
-    while not _has_journal(path):
+    while True:
         before = _version_of(path)
-        copy = _copy_of(f"{name}&immutable=1")
-        if not _has_journal(path) and _version_of(path) == before:
+        if not _has_journal(path):
+            copy = _copy_of(f"{name}&immutable=1")
+        elif (found := _beside_others(name)) is not None:
+            return found
+        else:
+            copy = _copy_with_journal(path)
+        if _version_of(path) == before:
             return copy
         copy.close()  # somebody wrote meanwhile
-    return _driver(name, uri=True)
+
+
+def _beside_others(name: str) -> sqlite3.Connection | None:
+    """Opens a database that others have open; None: it cannot be read so, as
+    whoever wrote its journal was killed.
+    """
+    db = _driver(name, uri=True)
+    try:
+        db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+    except sqlite3.OperationalError as error:
+        db.close()
+        if _errorname(error).startswith("SQLITE_BUSY"):
+            raise
+        return None
+    return db
+
+
+def _copy_with_journal(path: str) -> sqlite3.Connection:
+    """Copies a database and its journal to where there is room, in memory if
+    that is a folder, and from there.
+    """
+    place = _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=place) as folder:
+        for file in _files_of(path):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copy(file, folder)
+        return _copy_of(Path(folder, FILE).as_uri())
 
 
 def _copy_of(name: str) -> sqlite3.Connection:
@@ -328,7 +399,6 @@ def _copy_of(name: str) -> sqlite3.Connection:
     source = _driver(name, uri=True)
     try:
         source.backup(copy)
-        copy.execute("PRAGMA query_only = ON")
     except BaseException:
         copy.close()
         raise
@@ -339,16 +409,31 @@ def _copy_of(name: str) -> sqlite3.Connection:
 
 def _has_journal(path: str) -> bool:
     """Says whether a part of the database may be in another file."""
-    for journal in f"{path}-wal", f"{path}-journal":
+    for journal in _files_of(path)[1:]:
         with contextlib.suppress(OSError):
             if os.path.getsize(journal):
                 return True
     return False
 
 
-def _version_of(path: str) -> tuple[int, ...]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+def _files_of(path: str) -> list[str]:
+    return [path, f"{path}-wal", f"{path}-journal"]
+
+
+def _version_of(path: str) -> list[tuple[int, ...]]:
+    versions: list[tuple[int, ...]] = []
+    for file in _files_of(path):
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(file)
+            versions.append(
+                (
+                    found.st_dev,
+                    found.st_ino,
+                    found.st_size,
+                    found.st_mtime_ns,
+                )
+            )
+    return versions
 
 
 def _keep_a_log(db: sqlite3.Connection) -> None:
@@ -377,6 +462,16 @@ def _is_new(db: Connection) -> bool:
 
 def _pragma(db: Connection, name: str) -> int:
     return int(db.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+
+
+def _number_rest(db: Connection) -> None:
+    """Numbers the sessions that processes of an earlier version made since."""
+    query = sa.select(sessions.c.id, sessions.c.tenant)
+    query = query.where(sessions.c.number.is_(None))
+    for id, tenant in db.execute(query.order_by(sessions.c.created)).all():
+        is_it = sessions.c.id == id
+        number = next_number(tenant)
+        db.execute(sa.update(sessions).where(is_it).values(number=number))
 
 
 def _migrate(db: Connection, before: str) -> None:
@@ -416,6 +511,19 @@ def _refused(folder: str | None, number: int | None) -> OSError:
     return refused
 
 
+def _why_not_written(folder: str, path: str) -> int:
+    """Says why nothing can be written in a folder, or to a file in it, as an
+    errno; 0: it can.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(_PROBE_BYTES))
+    except OSError as error:
+        return (error.errno in CANNOT_WRITE and error.errno) or 0
+    # It is not opened: that would end the locks that this process has of it.
+    return 0 if os.access(path, os.W_OK) else errno.EACCES
+
+
 def _file_of(path: str) -> FileId | None:
     """Says which file it is; None where there is none that can be seen."""
     try:
@@ -442,10 +550,12 @@ def _failed(error: DBAPIError, name: str, wrote: bool) -> StoreError:
         words += "; nothing of this request is kept"
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreBusy(words)
-    if name.startswith("SQLITE_FULL"):
+    if name in _NO_ROOM:
         # What is deleted is written to the log first, which may have to grow.
         return StoreFull(
-            f"{words}; the disk of the sessions is full: expected some room "
-            "on it, which deleting needs, too"
+            f"{words}; the disk of the sessions is full, or a quota is used "
+            "up: expected some room on it, which deleting needs, too"
         )
+    if name.startswith("SQLITE_READONLY"):
+        words += "; their folder can only be read"
     return StoreFailed(words)

@@ -160,7 +160,8 @@ class Leases:
 
     def _check_lease(self, db: Connection, id: str) -> None:
         query = sa.select(sessions.c.lease, sessions.c.lease_until)
-        row = db.execute(query.where(sessions.c.id == id)).first()
+        query = query.where(sessions.c.id == id).with_for_update()
+        row = db.execute(query).first()
         if row is None or row[0] is None:
             return
         lease, until = row

@@ -5,6 +5,7 @@ session's cache had gained when the reply had ended.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from gemmakv.chat._session_file import (
 )
 from gemmakv.chat._transcript import Ids
 from gemmakv.chat.store import Record
-from gemmakv.conversations._types import SessionInfo, Turn, new_id
+from gemmakv.conversations._types import SessionInfo, Turn, bytes_of, new_id
 
 _CACHE = "cache:"  # what the basis of a chat's tokens begins with
 _NO_IDS: Ids = np.empty(0, np.int32)
@@ -76,6 +77,14 @@ class Line:
     ids: list[str]
     said: list[Said]
 
+    def tokens_before(self, said: Said) -> Ids:
+        """Gives those that the tokens of the next turn follow."""
+        parts: list[Ids] = []
+        while not said.whole:
+            said = self.said[-1 - len(parts)]
+            parts.insert(0, said.tokens)
+        return np.concatenate([_NO_IDS, *parts])
+
 
 def turns_of(record: Record, state: SessionState | None) -> list[Said]:
     """Gives the turns of a record; with `state`, and their tokens."""
@@ -99,6 +108,12 @@ def turns_of(record: Record, state: SessionState | None) -> list[Said]:
             before = end
         found.append(said)
     return found
+
+
+def digest_of(kv_dtype: str, tokens: Ids) -> bytes:
+    """Gives a name for tokens with their keys and values."""
+    data = kv_dtype.encode() + b"\0" + bytes_of(tokens)
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def turn_after(line: Line, said: Said, record: Record, tenant: str) -> Turn:

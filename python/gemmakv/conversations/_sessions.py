@@ -12,11 +12,12 @@ from sqlalchemy.engine import Connection
 from gemmakv.conversations._database import Database
 from gemmakv.conversations._errors import NoSession, NoTurn
 from gemmakv.conversations._leases import Leases
-from gemmakv.conversations._tables import made, session_of, sessions, turns
+from gemmakv.conversations._tables import session_of, sessions, turns
 from gemmakv.conversations._tree import (
     insert_session,
     insert_turn,
     leads_to,
+    pass_on_forks,
     prune,
     read_session,
     select_sessions,
@@ -96,9 +97,12 @@ class Sessions:
             head = one.head
             if turn is not None:
                 head = _checked_turn(db, one, turn)
+            depth = sa.select(turns.c.depth).where(turns.c.id == head)
+            at = db.execute(depth).scalar() or 0
             other = dataclasses.replace(
                 one, id=new_id("sess"), name=name, head=head, created=now,
                 updated=now, draft=None, parent=id,
+                settings=one.settings | {"forked_at": at},
             )  # fmt: skip
             insert_session(db, tenant, other)
             return read_session(db, tenant, other.id)
@@ -122,6 +126,7 @@ class Sessions:
         with self._database.write() as db:
             one = read_session(db, tenant, id)
             self._leases.check_idle(db, id)
+            pass_on_forks(db, one)
             db.execute(sa.delete(sessions).where(sessions.c.id == id))
             prune(db, one.head)
 
@@ -132,13 +137,13 @@ class Sessions:
         limit: int,
         after: str | None,
     ) -> tuple[list[SessionInfo], bool]:
-        query = select_sessions(tenant)
+        query, number = select_sessions(tenant), sessions.c.number
         if after is not None:
             last = _last_shown(db, tenant, after)
-            other = sa.select(made).where(sessions.c.id == last.id)
+            other = sa.select(number).where(sessions.c.id == last.id)
             place = db.execute(other).scalar_one()
-            query = query.where(made < place)
-        rows = db.execute(query.order_by(made.desc()).limit(limit + 1))
+            query = query.where(number < place)
+        rows = db.execute(query.order_by(number.desc()).limit(limit + 1))
         found = [session_of(row) for row in rows.mappings()]
         return found[:limit], len(found) > limit
 

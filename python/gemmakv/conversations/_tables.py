@@ -29,13 +29,14 @@ from sqlalchemy import (
     func,
     literal,
     literal_column,
+    select,
     text,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeDecorator
 
-from gemmakv.conversations._types import KEPT, SessionInfo, Turn
+from gemmakv.conversations._types import KEPT, SessionInfo, Turn, bytes_of
 from gemmakv.generation._prompts import TokenArray
 
 if TYPE_CHECKING:
@@ -45,8 +46,13 @@ if TYPE_CHECKING:
     Query = Select[*tuple[Any, ...]]
 
 # Schemas in the order in which they follow each other; the last is today's.
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
+
+# The execution option of transactions that write.
+WRITES = "gemmakv_writes"
+
+FIRST_BYTES = 512  # SQLite has 1,000 of a key on its page
 
 # REAL has eight bytes in SQLite, and four in PostgreSQL.
 _Seconds: REAL[float] = REAL().with_variant(Double(), "postgresql")
@@ -76,11 +82,11 @@ class Flag(TypeDecorator[bool]):
     impl = Integer
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> int:
-        return int(value)
+    def process_bind_param(self, value: Any, dialect: Dialect) -> int | None:
+        return None if value is None else int(value)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> bool:
-        return bool(value)
+    def process_result_value(self, value: Any, dialect: Dialect) -> bool | None:
+        return None if value is None else bool(value)
 
 
 class Tokens(TypeDecorator[TokenArray]):
@@ -90,7 +96,7 @@ class Tokens(TypeDecorator[TokenArray]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> bytes:
-        return np.ascontiguousarray(value, "<i4").tobytes()
+        return bytes_of(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> TokenArray:
         return np.frombuffer(value, "<i4").astype(np.int32)
@@ -134,6 +140,11 @@ turns = Table(
     Column("tokens", Tokens, nullable=False),
     # By the database's own clock. Null: an earlier version added the turn.
     Column("since", _Seconds),
+    # Whether a chat can go on from it: it and all before are plain messages.
+    # Null: a process of an earlier version added it, and nobody can tell.
+    Column("plain", Flag),
+    # For a chat's tokens, a digest of those that they follow.
+    Column("follows", LargeBinary),
     sqlite_strict=True,
 )
 
@@ -155,6 +166,9 @@ sessions = Table(
     Column("parent", Text),
     # When it was put into the trash, by the database's own clock.
     Column("deleted", _Seconds),
+    # The order in which a tenant's were made, whatever the clock said. Null
+    # until the next start where a process of an earlier version made it.
+    Column("number", Integer),
     sqlite_strict=True,
 )
 
@@ -163,21 +177,34 @@ sessions = Table(
 since: ColumnElement[float] = func.coalesce(turns.c.since, turns.c.created)
 is_response = turns.c.state == literal_column(str(KEPT))
 
+# The first 128 tokens of a turn, by which an index has the others in order.
+first_tokens: ColumnElement[bytes] = func.substr(
+    turns.c.tokens,
+    literal_column("1"),
+    literal_column(str(FIRST_BYTES)),
+    type_=LargeBinary,
+)
+
 Index("turns_parent", turns.c.parent)
+Index(
+    "turns_follows",
+    turns.c.follows,
+    first_tokens,
+    sqlite_where=turns.c.follows.is_not(None),
+    postgresql_where=turns.c.follows.is_not(None),
+)
 Index(
     "turns_since", since, sqlite_where=is_response, postgresql_where=is_response
 )
 Index("sessions_head", sessions.c.head)
-Index("sessions_made", sessions.c.tenant)
+Index("sessions_parent", sessions.c.parent)
+Index("sessions_made", sessions.c.tenant, sessions.c.number)
 Index(
     "sessions_deleted",
     sessions.c.deleted,
     sqlite_where=sessions.c.deleted.is_not(None),
     postgresql_where=sessions.c.deleted.is_not(None),
 )
-
-# The order in which sessions were made, whatever the clock said.
-made: ColumnElement[int] = literal_column("sessions.rowid", Integer)
 
 TURN = tuple(turns.c[field.name] for field in dataclasses.fields(Turn))
 # The same without tokens, which are long.
@@ -192,6 +219,12 @@ SESSION = tuple(
     _depth if field.name == "turns" else sessions.c[field.name]
     for field in dataclasses.fields(SessionInfo)
 )
+
+
+def next_number(tenant: str) -> ColumnElement[int]:
+    """Gives the `number` of the next session of a tenant."""
+    last = select(func.coalesce(func.max(sessions.c.number), 0))
+    return last.where(sessions.c.tenant == tenant).scalar_subquery() + 1
 
 
 def turn_of(row: Mapping[Any, Any]) -> Turn:

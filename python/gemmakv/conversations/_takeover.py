@@ -1,8 +1,9 @@
 """Folders of files, which chats kept once, into the database.
 
-All of a folder is taken over in one transaction, and not a byte of it is
-changed before. Then it gets another name. Where that is interrupted, the next
-start finds what is in the database already by its id.
+Each session is taken over in a transaction of its own, between which others
+write. Not a byte of the folder is changed before all are in the database. Then
+it gets another name. Where that is interrupted, the next start goes on: it
+finds what is in the database already by its id.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ def take_over(folder: Path, store: ChatStore) -> list[str]:
     with _locked(folder / "lock") as free:
         if not free:
             return [
-                f"an older gemmakv chat uses {folder}; its sessions come here "
-                "at the first start after it has ended"
+                f"an older gemmakv chat uses {folder}, or another chat takes "
+                "it over; its sessions come here at the first start after it "
+                "has ended"
             ]
         new = folder
         if store.writable:
@@ -43,8 +45,12 @@ def take_over(folder: Path, store: ChatStore) -> list[str]:
             *_records(folder, new, lines),
             *_records(folder / "trash", new / "trash", []),
         ]
-        found.sort(key=lambda one: one.record.created)
-        store.take_in(found, read_current(folder))
+        found.sort(key=lambda one: one[0].created)
+        for record, file, deleted in found:
+            store.take_in(_taken(record, file, deleted))
+        current = read_current(folder)
+        if current is not None:
+            store.take_in_current(current)
         if store.writable:
             os.rename(folder, new)
         return lines
@@ -64,9 +70,11 @@ def _locked(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _records(folder: Path, new: Path, lines: list[str]) -> Iterator[Taken]:
-    """Gives what can be read, and adds a line for what cannot, and where that
-    will be.
+def _records(
+    folder: Path, new: Path, lines: list[str]
+) -> Iterator[tuple[Record, Path, float | None]]:
+    """Gives what can be read, each with its session file and the seconds since
+    it was deleted; and adds a line for what cannot, and where that will be.
     """
     now = time.time()
     for path in sorted(folder.glob("*.json")):
@@ -87,7 +95,7 @@ def _records(folder: Path, new: Path, lines: list[str]) -> Iterator[Taken]:
                 f"{new / path.name}"
             )
             continue
-        yield _taken(record, path.with_suffix(".session"), deleted)
+        yield record, path.with_suffix(".session"), deleted
 
 
 def _taken(record: Record, file: Path, deleted: float | None) -> Taken:

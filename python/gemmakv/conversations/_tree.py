@@ -10,10 +10,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from gemmakv.conversations._errors import NoSession
+from gemmakv.conversations._said import Said
 from gemmakv.conversations._tables import (
     LIGHT,
     SESSION,
     TURN,
+    WRITES,
+    next_number,
     session_of,
     sessions,
     turn_of,
@@ -42,7 +45,12 @@ def select_sessions(tenant: str, deleted: bool = False) -> Query:
 
 
 def find_session(db: Connection, tenant: str, id: str) -> SessionInfo | None:
+    """Gives a session, or None. In a transaction that writes, nobody else
+    changes it before the end.
+    """
     query = select_sessions(tenant).where(sessions.c.id == id)
+    if db.get_execution_options().get(WRITES):
+        query = query.with_for_update(of=sessions)
     row = db.execute(query).mappings().first()
     return None if row is None else session_of(row)
 
@@ -58,17 +66,44 @@ def read_session(db: Connection, tenant: str, id: str) -> SessionInfo:
 def insert_session(db: Connection, tenant: str, session: SessionInfo) -> None:
     fields = dataclasses.asdict(session)
     del fields["turns"]
-    db.execute(sa.insert(sessions).values(**fields, tenant=tenant))
+    db.execute(
+        sa.insert(sessions).values(
+            **fields, tenant=tenant, number=next_number(tenant)
+        )
+    )
 
 
 def update_session(db: Connection, id: str, **fields: Any) -> None:
     db.execute(sa.update(sessions).where(sessions.c.id == id).values(**fields))
 
 
-def insert_turn(db: Connection, turn: Turn, age: float) -> None:
-    """Adds a turn, which is kept since `age`."""
+def pass_on_forks(db: Connection, session: SessionInfo) -> None:
+    """Makes the forks of a session, which is deleted, those of its parent."""
+    own = session.settings.get("forked_at", 0)
+    query = sa.select(sessions.c.id, sessions.c.settings)
+    query = query.where(sessions.c.parent == session.id)
+    for id, settings in db.execute(query).all():
+        at = min(settings.get("forked_at", 0), own)
+        settings = settings | {"forked_at": at}
+        update_session(db, id, parent=session.parent, settings=settings)
+
+
+def insert_turn(
+    db: Connection, turn: Turn, age: float, follows: bytes | None = None
+) -> None:
+    """Adds a turn, which is kept since `age`. `follows`: the digest of the
+    tokens before a chat's.
+    """
     fields = {column.name: getattr(turn, column.name) for column in TURN}
-    db.execute(sa.insert(turns).values(**fields, since=age))
+    plain: bool | None = Said.of(turn) is not None
+    if plain and turn.parent is not None:
+        query = sa.select(turns.c.plain).where(turns.c.id == turn.parent)
+        plain = db.execute(query).scalar()
+    db.execute(
+        sa.insert(turns).values(
+            **fields, since=age, plain=plain, follows=follows
+        )
+    )
 
 
 def has_turn(db: Connection, id: str) -> bool:
@@ -91,6 +126,23 @@ def turns_up_to(
     query = _PATH if tokens else _LIGHT_PATH
     rows = db.execute(query, {"turn": turn}).mappings()
     return [turn_of(row) for row in rows]
+
+
+def is_in_use(
+    db: Connection, turn: str, *which: sa.ColumnElement[bool]
+) -> bool:
+    """Says whether one of the sessions has that turn."""
+    start = sa.select(turns.c.id).where(turns.c.id == turn)
+    down = start.cte("down", recursive=True)
+    down = down.union_all(
+        sa.select(turns.c.id).join_from(
+            turns, down, turns.c.parent == down.c.id
+        )
+    )
+    query = sa.select(sessions.c.id).join_from(
+        down, sessions, sessions.c.head == down.c.id
+    )
+    return db.execute(query.where(*which).limit(1)).first() is not None
 
 
 def leads_to(db: Connection, head: str | None, turn: str) -> bool:

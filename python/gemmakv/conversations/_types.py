@@ -7,6 +7,8 @@ import secrets
 import time
 from typing import Any
 
+import numpy as np
+
 from gemmakv.generation._prompts import TokenArray
 
 # Device and inode of a database's file.
@@ -19,6 +21,11 @@ LEASE_S = 10.0  # a holder that was killed blocks no longer
 ANYBODY = 0  # whoever may see what leads to it
 KEPT = 1  # as long as it is kept as a response, too
 NOBODY = 2  # its response was deleted or has expired
+
+
+def bytes_of(tokens: TokenArray) -> bytes:
+    """Gives token ids as they are stored: four bytes each, the lowest first."""
+    return np.ascontiguousarray(tokens, "<i4").tobytes()
 
 
 def new_id(prefix: str) -> str:

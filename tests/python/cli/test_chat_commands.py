@@ -328,6 +328,91 @@ def test_a_session_in_which_a_server_runs_a_turn(
     chat.close()
 
 
+def test_two_of_one_name_keep_it(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    """To open the second one had renamed it, for servers and pages, too."""
+    server = Conversations.open(tmp_path)
+    ids = [server.sessions.create("", "trip", None).id for _ in range(2)]
+    chat = Chat(
+        talker, FakeView(), Defaults(options={"max_tokens": 2}),
+        store_of(talker, tmp_path),
+    )  # fmt: skip
+    chat.open(None)
+
+    def names() -> list[str | None]:
+        return [server.sessions.get("", id).name for id in ids]
+
+    run(chat, "/switch trip-2", "one")
+    assert chat.book.current.id == ids[1]
+    assert chat.book.current.name == "trip-2" and names() == ["trip", "trip"]
+    run(chat, "/new", "/list", "/switch trip-2", "two")
+    assert names() == ["trip", "trip"]
+    with pytest.raises(ValueError, match="there is a session 'trip' already"):
+        run(chat, "/rename trip")
+    run(chat, "/rename trip-2")
+    assert names() == ["trip", "trip-2"]
+    run(chat, "/switch main")
+    chat.close()
+    # What is renamed elsewhere is not renamed back.
+    chat = Chat(talker, FakeView(), Defaults(), store_of(talker, tmp_path))
+    chat.open("main")
+    server.sessions.rename("", ids[0], "tour")
+    run(chat, "/switch to")
+    run(chat, "/system brief")
+    assert chat.book.current.name == "tour" and names() == ["tour", "trip-2"]
+    server.close()
+    chat.close()
+
+
+def test_forks_outlive_what_they_were_forked_from(
+    talker: gemmakv.Gemma, tmp_path: Path
+) -> None:
+    """They are those of its parent, whoever deletes it, and whoever has them
+    open.
+    """
+    server = Conversations.open(tmp_path)
+    defaults = Defaults(options={"max_tokens": 2})
+    chat, other = (
+        Chat(talker, FakeView(), defaults, store_of(talker, tmp_path))
+        for _ in range(2)
+    )
+    chat.open("root")
+    run(chat, "one", "two", "/fork middle", "/undo", "/fork leaf", "three")
+    leaf = chat.book.current
+    middle = chat.book.find("middle")
+    run(chat, "/switch root", "/undo 2")
+    chat._release(middle)
+    middle.session = None
+    page = server.sessions.fork("", middle.id, None, "page")
+    assert page.settings["forked_at"] == 1
+    server.sessions.delete("", middle.id)
+    root = chat.book.find("root").id
+
+    def parents(of: Chat) -> dict[str, tuple[str | None, int]]:
+        of.refresh()
+        return {
+            e.name: (e.record.parent, e.record.forked_at)
+            for e in of.book.entries
+        }
+
+    wanted = {"root": (None, 0), "leaf": (root, 1), "page": (root, 1)}
+    assert parents(chat) == wanted
+    run(chat, "/switch leaf", "four")  # which is held here
+    assert leaf.record.parent == root
+    other.refresh()
+    other.open("page")
+    assert parents(other) == wanted
+    run(chat, "/delete root")
+    run(other, "five")
+    wanted = {"leaf": (None, 0), "page": (None, 0)}
+    assert parents(chat) == parents(other) == wanted
+    run(chat, "/restore")
+    assert parents(other) == {**wanted, "root": (None, 0)}
+    for one in (chat, other, server):
+        one.close()
+
+
 @pytest.mark.parametrize("how", ["deleted", "in the trash", "with tools"])
 def test_a_session_that_is_none_for_chats_any_more(
     talker: gemmakv.Gemma, tmp_path: Path, how: str
@@ -405,10 +490,10 @@ def test_a_store_that_fails_after_a_save_is_said(
     chat.open(None)
     run(chat, "one and much more of it, which is taken back")
 
-    def fails() -> None:
+    def fails(gone: object) -> None:
         raise StoreFailed("sessions: disk I/O error")
 
-    monkeypatch.setattr(store, "listing", fails)
+    monkeypatch.setattr(store, "shared", fails)
     entry = chat.book.current
     chat.session(entry).undo(1)
     chat.save(entry)

@@ -42,7 +42,12 @@ from gemmakv.conversations._chat import ChatStore
 from gemmakv.conversations._store import Conversations
 from support.records import TALK
 from support.sessions import said
-from support.stored import stored_session, stored_sessions, token_count
+from support.stored import (
+    records_of,
+    stored_session,
+    stored_sessions,
+    token_count,
+)
 from support.waits import wait_for_child
 
 WEIGHTS = "ab" * 16
@@ -95,13 +100,13 @@ def test_write_and_read(tmp_path: Path) -> None:
     store.write_current(record.id)
     store.close()
     again = opened(folder)
-    assert again.listing().records == [record, child]
+    assert records_of(again) == [record, child]
     assert again.read_record(record.id) == record
     assert again.read_record("none") is None
     assert file_of(again, record.id) == b"bytes"
     assert file_of(again, child.id) is None
     assert again.current_id == record.id
-    assert opened(folder, "cd" * 16).listing().records == []
+    assert records_of(opened(folder, "cd" * 16)) == []
     assert opened(folder, "cd" * 16).current_id is None
     for path in [folder, *folder.rglob("*")]:
         assert path.stat().st_mode & 0o077 == 0, path
@@ -158,11 +163,11 @@ def test_two_at_once_keep_everything(tmp_path: Path) -> None:
         with pytest.raises(StoreFailed, match="not held"):
             call(mine)
     for store in (first, second):
-        found = {record.name for record in store.listing().records}
+        found = {record.name for record in records_of(store)}
         assert found == {"mine", "yours"}
     mine.name = "changed"
     first.write_record(mine)
-    assert mine in second.listing().records
+    assert mine in records_of(second)
     first.release(mine.id)
     assert second.hold(mine.id)
     second.close()
@@ -316,7 +321,7 @@ def test_deleting_can_be_undone(
     for record in (one, two):
         store.delete(record.id)
         store.release(record.id)
-    assert store.listing().records == []
+    assert records_of(store) == []
     assert store.read_record(two.id) is None
     assert [record.name for record in store.deleted()] == ["two", "one"]
     store.close()
@@ -332,7 +337,7 @@ def test_deleting_can_be_undone(
     assert again.deleted() == []
     assert gone.ids.tolist() == session.cache.tokens.tolist()
     assert again.empty_trash() == []
-    assert [one.name for one in again.listing().records] == ["two"]
+    assert [one.name for one in records_of(again)] == ["two"]
     assert forget(gemma, gone, []) >= 0
     again.close()
 
@@ -436,7 +441,7 @@ def test_a_servers_sessions_are_there(tmp_path: Path) -> None:
     server.sessions.create("", "other", None, model="cd" * 16)
     server.sessions.create("somebody", "theirs", None)
     store = opened(tmp_path)
-    first, second = store.listing().records
+    first, second = records_of(store)
     assert (first.name, first.turns) == ('my-"trip', 2)
     assert second.name == f"session-{none.id[-4:]}"
     before = turns_in(tmp_path)
@@ -455,7 +460,7 @@ def test_a_servers_sessions_are_there(tmp_path: Path) -> None:
     assert server.sessions.get("", trip.id).name == "renamed"
     store.release(first.id)
     server.sessions.delete("", trip.id)
-    assert [one.id for one in store.listing().records] == [second.id]
+    assert [one.id for one in records_of(store)] == [second.id]
     server.leases.take("", second.id, "me")
     assert not store.hold(second.id)
     assert store.holder(second.id) == ""
@@ -524,7 +529,7 @@ def test_two_processes_at_once(tmp_path: Path) -> None:
         told.close()
         assert wait_for_child(child) == 0
     store = opened(tmp_path)
-    records = sorted(store.listing().records, key=lambda one: one.name)
+    records = sorted(records_of(store), key=lambda one: one.name)
     assert [(r.name, r.turns) for r in records] == [("a", 25), ("b", 25)]
     store.close()
 
@@ -545,7 +550,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         count = int(lines[-1]) if lines else first
         store = opened(tmp_path)
         assert store.hold("a" * 32)  # the lock went with the process
-        [record] = store.listing().records
+        [record] = records_of(store)
         assert count <= record.turns <= count + 1
         said = [int(one.text) for one in record.messages[::2]]
         assert said == list(range(record.turns))
@@ -569,7 +574,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path) -> None:
     record.messages += TALK[:2]
     store.write_record(record)
     assert store.read_record(record.id) == record
-    assert store.listing().records == [record]
+    assert records_of(store) == [record]
     store.close()
 
 
@@ -606,10 +611,10 @@ def test_what_is_on_a_full_disk_can_be_read(
             patch.setattr(_database, "_keep_a_log", no_log)
         again = opened(tmp_path)
         assert not again.writable and "No space" in again.read_only
-        assert again.listing().records == [record]
+        assert records_of(again) == [record]
         again.close()
     again = opened(tmp_path)
-    assert again.writable and again.listing().records == [record]
+    assert again.writable and records_of(again) == [record]
     again.close()
 
 
@@ -635,7 +640,7 @@ def test_others_write_what_can_only_be_read_here(
         store.write_record(Record("new", id=record.id, messages=TALK[:2]))
     kept_by(store, *(Record(f"more{i}", system="x" * 5000) for i in range(9)))
     store.close()
-    assert reader.listing().records == records
+    assert records_of(reader) == records
     reader.close()
 
 
@@ -661,7 +666,7 @@ def test_what_is_written_while_it_is_copied(
     monkeypatch.setattr(_database, "_make_private", no_room)
     monkeypatch.setattr(_database, "_copy_of", copy_of)
     reader = opened(tmp_path)
-    assert reader.listing().records == [record] and len(copies) == 2
+    assert records_of(reader) == [record] and len(copies) == 2
     reader.close()
 
 
@@ -687,7 +692,7 @@ def test_a_read_only_home(
     monkeypatch.setattr(os, "open", read_only)
     again = opened(tmp_path)
     assert not again.writable and "Read-only" in again.read_only
-    assert again.listing().records == ([record] if there else [])
+    assert records_of(again) == ([record] if there else [])
     if there:
         assert file_of(again, record.id) == b"kv"
     assert not again.hold(record.id)
@@ -695,27 +700,3 @@ def test_a_read_only_home(
     with pytest.raises(StoreFailed, match="Read-only"):
         again.write_record(record)
     again.close()
-
-
-def test_what_is_read_once_is_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, other = opened(tmp_path), opened(tmp_path)
-    records = [Record(name, messages=TALK) for name in ("a", "b", "c")]
-    kept_by(other, *records)
-    read = []
-    real = _chat.turns_up_to
-
-    def noting(db: Any, turn: Any, tokens: bool = True) -> Any:
-        read.append(turn)
-        return real(db, turn, tokens)
-
-    monkeypatch.setattr(_chat, "turns_up_to", noting)
-    for record in store.listing().records:
-        record.name = "changed here, and not stored"
-        record.messages.clear()
-        record.options["seed"] = 1
-    assert store.listing().records == records
-    assert len(read) == 3
-    store.close()
-    other.close()

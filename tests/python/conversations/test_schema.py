@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,16 @@ pytest.importorskip("alembic", reason="the extra `server`")
 
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 import gemmakv.conversations
-from gemmakv.conversations import NewerStore, _tables
-from gemmakv.conversations._database import _APPLICATION, FILE
+from gemmakv.conversations import NewerStore, StoreFailed, _database, _tables
+from gemmakv.conversations._chat import ChatStore
+from gemmakv.conversations._database import _APPLICATION, FILE, Database
 from gemmakv.conversations._store import Conversations
+from support.stored import records_of
 
 STEPS = Path(gemmakv.conversations.__file__).parent / "migrations"
 # What servers made before there were revisions.
@@ -130,6 +138,50 @@ def test_an_earlier_database_becomes_like_a_new_one(
     assert columns_of(tmp_path / "old") == old
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_an_earlier_database_that_can_only_be_read(
+    tmp_path: Path, beside: bool
+) -> None:
+    """It is brought up in memory."""
+    make_first(tmp_path)
+    other = sqlite3.connect(tmp_path / FILE)
+    if beside:  # what is in its log is read, too
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("UPDATE sessions SET name = 'your trip'")
+        other.commit()
+    before = (tmp_path / FILE).read_bytes()
+    store = Conversations(Database(str(tmp_path), read_only=True))
+    [found], more = store.sessions.newest("t", 9, None)
+    assert found.name == ("your trip" if beside else "my trip")
+    assert (found.turns, found.settings, more) == (1, {}, False)
+    [turn] = store.turns.path(found.head, tokens=True)
+    assert turn.tokens.tolist() == [1, 2]
+    with pytest.raises(StoreFailed, match="can only be read"):
+        store.sessions.rename("t", found.id, "other")
+    store.close()
+    assert (tmp_path / FILE).read_bytes() == before
+    other.close()
+
+
+def test_an_earlier_database_of_chats_that_can_only_be_read(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(golden / "sessions_v1.sqlite3", tmp_path / FILE)
+
+    def refuse(folder: str, path: str) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_database, "_make_private", refuse)
+        store = ChatStore.open(tmp_path, "ab" * 16)
+    found = records_of(store)
+    assert not store.writable and len(found) == 2
+    store.close()
+    store = ChatStore.open(tmp_path, "ab" * 16)
+    assert store.writable and records_of(store) == found
+    store.close()
+
+
 def test_a_step_that_fails_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +229,46 @@ def test_what_is_refused_keeps_its_journal(
         Conversations.open(tmp_path)
     assert (tmp_path / FILE).read_bytes() == before
     assert [one.name for one in tmp_path.iterdir()] == [FILE]
+
+
+def test_another_database_has_the_same_tables_and_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a transaction reads of a session before it writes is locked where a
+    database has more than one writer.
+    """
+    dialect = postgresql.dialect()
+    for table in _tables.metadata.sorted_tables:
+        for made in (CreateTable(table), *map(CreateIndex, table.indexes)):
+            words = str(made.compile(dialect=dialect))
+            assert "STRICT" not in words and "rowid" not in words
+    store = Conversations.open(tmp_path)
+    id = store.sessions.create("t", "one", None).id
+    seen: list[str] = []
+
+    def look(db: Any, query: Any, *rest: Any) -> None:
+        seen.append(str(query.compile(dialect=dialect)))
+
+    assert store.database.engine is not None
+    event.listen(store.database.engine, "before_execute", look)
+    store.sessions.get("t", id)
+    store.sessions.newest("t", 9, id)
+    store.sessions.tree("t", 9, None)
+    assert not any("FOR UPDATE" in query for query in seen)
+    for call in (
+        lambda: store.leases.take("t", id, "me"),
+        lambda: store.leases.release(id, "me"),
+        lambda: store.sessions.rename("t", id, "two"),
+        lambda: store.sessions.rewind("t", id, None),
+        lambda: store.leases.hold(id),
+        lambda: store.sessions.delete("t", id),
+    ):
+        seen.clear()
+        call()
+        first = seen[0]
+        assert first.startswith("UPDATE") or "FOR UPDATE" in first, first
+        assert "rowid" not in "".join(seen)
+    store.close()
 
 
 def test_a_response_expires_by_an_index(tmp_path: Path) -> None:

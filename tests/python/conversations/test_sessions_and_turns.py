@@ -313,6 +313,38 @@ def test_time_goes_on_while_the_machine_is_off(
     store.close()
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_start_whose_clock_is_behind_ends_nothing_at_the_next(
+    tmp_path: Path, clocks: Clocks, writes: bool
+) -> None:
+    store = Conversations.open(tmp_path)
+    first = response_of(store)
+    store.close()
+    years = 6 * 365 * DAY
+    clocks.restart(DAY - years)
+    store = Conversations.open(tmp_path)
+    other = Conversations.open(tmp_path)
+    clocks.pass_by(10 * DAY)
+    second = response_of(store) if writes else first
+    clocks.pass_by(DAY)
+    response_of(other)  # whose clock is of the start, too
+    store.close()
+    other.close()
+    clocks.restart(years + DAY)
+    store = Conversations.open(tmp_path)
+    assert is_kept(store, first) and is_kept(store, second)
+    clocks.pass_by(16.5 * DAY)  # 29.5 in all, two of them off
+    assert is_kept(store, first)
+    clocks.pass_by(3 * DAY)
+    assert not is_kept(store, first)
+    assert is_kept(store, second) == writes
+    clocks.pass_by(7 * DAY)
+    assert is_kept(store, second) == writes
+    clocks.pass_by(3 * DAY)
+    assert not is_kept(store, second)
+    store.close()
+
+
 def test_the_newest_session_is_the_one_made_last(
     tmp_path: Path, clocks: Clocks
 ) -> None:
@@ -350,9 +382,14 @@ def test_a_database_of_before_there_was_a_clock_in_it(
     with sqlite3.connect(tmp_path / FILE) as db:
         db.execute("DROP INDEX turns_since")
         db.execute("DROP INDEX sessions_made")
-        db.execute("ALTER TABLE turns DROP COLUMN since")
+        db.execute("DROP INDEX turns_follows")
+        db.execute("DROP INDEX sessions_parent")
+        for column in ("since", "plain", "follows"):
+            db.execute(f"ALTER TABLE turns DROP COLUMN {column}")
         db.execute("DROP INDEX sessions_deleted")
-        for column in ("model", "settings", "draft", "parent", "deleted"):
+        for column in (
+            "model", "settings", "draft", "parent", "deleted", "number",
+        ):  # fmt: skip
             db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
         db.execute("DROP TABLE alembic_version")
         db.execute("PRAGMA user_version = 1")

@@ -23,7 +23,7 @@ from gemmakv.conversations._store import Conversations
 from gemmakv.conversations._takeover import take_over
 from support.records import TALK
 from support.sessions import said
-from support.stored import stored_sessions, token_count
+from support.stored import records_of, stored_sessions, token_count
 from support.tiny_gguf import write_talker
 from support.token_files import token_file
 
@@ -67,13 +67,13 @@ def test_a_folder_of_each_format(
     assert take_over(old, store) == []
     assert not old.exists()
     assert contents(tmp_path / "s.taken-over").items() >= before.items()
-    found = store.listing()
-    assert {one.id: one for one in found.records} == wanted
-    assert store.current_id == current and not found.lines
+    found = records_of(store)
+    assert {one.id: one for one in found} == wanted
+    assert store.current_id == current and not store.listing().lines
     monkeypatch.setattr(
         gemmakv.Gemma, "fingerprint", gemmakv.Gemma.weights_fingerprint
     )
-    for record in found.records:
+    for record in found:
         session, line = from_store(
             talker, record, store.open_session(record.id),
             lambda: Session(talker),
@@ -83,7 +83,7 @@ def test_a_folder_of_each_format(
     # Forks share the turns that they have in common.
     turns = {turn["id"] for one in stored_sessions(tmp_path / "new")
              for turn in one["turns"]}  # fmt: skip
-    assert len(turns) < sum(record.turns for record in found.records)
+    assert len(turns) < sum(record.turns for record in found)
     assert take_over(old, store) == []
     store.close()
 
@@ -119,7 +119,7 @@ def test_tokens_and_trash(gemma: Gemma, tmp_path: Path) -> None:
     folder.close()
     store = opened(tmp_path / "new")
     assert take_over(old, store) == []
-    assert store.listing().records == [whole, newer]
+    assert records_of(store) == [whole, newer]
     assert [one.name for one in store.deleted()] == ["gone"]
     for record in (whole, newer):
         state = store.read_state(record.id)
@@ -152,7 +152,7 @@ def test_of_keys_and_values_only_the_head_is_read(
     os.truncate(old / f"{record.id}.session", 1 << 42)
     store = opened(tmp_path / "new")
     assert take_over(old, store) == []
-    assert store.listing().records == [record]
+    assert records_of(store) == [record]
     file = store.open_session(record.id)
     assert file is not None
     with file:
@@ -175,7 +175,7 @@ def test_what_cannot_be_read_is_left_there(tmp_path: Path) -> None:
     (old / "device.json").symlink_to("/dev/zero")
     store = opened(tmp_path / "new")
     lines = take_over(old, store)
-    assert [one.name for one in store.listing().records] == ["good"]
+    assert [one.name for one in records_of(store)] == ["good"]
     assert len(lines) == 4
     assert sum("newer gemmakv" in line for line in lines) == 1
     assert sum("expected a regular file" in line for line in lines) == 2
@@ -193,10 +193,10 @@ def test_one_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     store = opened(tmp_path / "new")
     [line] = take_over(old, store)
     assert str(old) in line and "older gemmakv chat" in line
-    assert store.listing().records == [] and contents(old) == before
+    assert records_of(store) == [] and contents(old) == before
     folder.close()
     assert take_over(old, store) == []
-    assert store.listing().records == [record]
+    assert records_of(store) == [record]
     store.close()
 
 
@@ -221,9 +221,47 @@ def test_killed_before_it_has_another_name(
     store.write_record(record)
     store.delete(other.id)
     assert take_over(old, store) == []
-    assert store.listing().records == [record]
+    assert records_of(store) == [record]
     assert [one.name for one in store.deleted()] == ["other"]
     store.close()
+
+
+def test_others_write_while_a_folder_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock was held for as long as all of it took."""
+    old = tmp_path / "old"
+    folder = FolderStore(old)
+    wanted = [kept_by(folder, Record(str(i), messages=TALK)) for i in range(3)]
+    folder.close()
+    before = contents(old)
+    store, other = opened(tmp_path / "new"), opened(tmp_path / "new")
+    other._database.be_patient(0)
+    real = _takeover._taken
+    count = 0
+
+    def taken(*rest: object) -> object:
+        nonlocal count
+        assert records_of(other) == wanted[:count]
+        assert other.hold(wanted[0].id)
+        if count:
+            other.write_record(wanted[0])
+        other.release(wanted[0].id)
+        if count == 2:
+            raise OSError(5, "Input/output error")
+        count += 1
+        return real(*rest)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_takeover, "_taken", taken)
+        with pytest.raises(OSError, match="output error"):
+            take_over(old, store)
+    assert contents(old) == before
+    assert records_of(store) == wanted[:2]
+    assert take_over(old, store) == []
+    assert records_of(store) == wanted and not old.exists()
+    store.close()
+    other.close()
 
 
 def test_a_home_that_can_only_be_read(
@@ -244,7 +282,7 @@ def test_a_home_that_can_only_be_read(
     store = opened(tmp_path / "new")
     assert not store.writable
     assert take_over(old, store) == []
-    assert store.listing().records == [record] and old.exists()
+    assert records_of(store) == [record] and old.exists()
     file = store.open_session(record.id)
     assert file is not None
     with file:
@@ -275,7 +313,7 @@ def test_a_servers_database_of_before(golden: Path, tmp_path: Path) -> None:
     ]  # fmt: skip
     # Chats have those that they can go on with.
     store = opened(tmp_path)
-    names = [one.name for one in store.listing().records]
+    names = [one.name for one in records_of(store)]
     assert sorted(names)[0] == "my-trip" and len(names) == 2
     store.close()
     server.close()

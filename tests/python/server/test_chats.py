@@ -16,6 +16,7 @@ from gemmakv.conversations._chat import ChatStore
 from gemmakv.server.app import App
 from support.asgi import get, post
 from support.kept import error
+from support.stored import records_of
 
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
 
@@ -61,7 +62,7 @@ def test_a_chat_goes_on_with_a_servers_session(
     made = post(kept, SESSIONS, {"name": "my trip", "system": "Be brief."})
     id = made.json()["id"]
     first = say(kept, id, "one")
-    [record] = store.listing().records
+    [record] = records_of(store)
     assert (record.name, record.turns) == ("my-trip", 1)
     assert record.messages == [Message("user", "one"), Message("model", first)]
     session = opened(store, shared, record)
@@ -78,7 +79,7 @@ def test_a_chat_goes_on_with_a_servers_session(
         first, second,
     ]  # fmt: skip
     third = say(kept, id, "three")
-    [record] = store.listing().records
+    [record] = records_of(store)
     assert [m.text for m in record.messages[1::2]] == [first, second, third]
     # What the chat's cache held comes back, and the rest is computed.
     again = opened(store, shared, record)

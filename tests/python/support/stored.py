@@ -6,7 +6,11 @@ import contextlib
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gemmakv.chat.store import Record
+    from gemmakv.conversations._chat import ChatStore
 
 FILE = "sessions.sqlite3"
 
@@ -59,3 +63,16 @@ def said_in(session: dict[str, Any]) -> list[str]:
 def token_count(session: dict[str, Any]) -> int:
     """How many tokens the database has of a session."""
     return sum(len(turn["tokens"]) for turn in session["turns"]) // 4
+
+
+def records_of(store: ChatStore) -> list[Record]:
+    """All that it lists, with their messages."""
+    found = []
+    for listed in store.listing().records:
+        record = store.read_record(listed.id)
+        assert record is not None
+        assert (record.turns, record.last_text) == (
+            listed.turns, listed.last_text,
+        )  # fmt: skip
+        found.append(record)
+    return found

@@ -90,6 +90,27 @@ class Record:
         return to_json("messages", fields, indent=1) + b"\n"
 
 
+@dataclasses.dataclass
+class Listed(Record):
+    """A record as it is listed: of its messages only what is said of them.
+
+    Attributes:
+      turn_count: the number of turns.
+      said_last: what the user said last.
+    """
+
+    turn_count: int = 0
+    said_last: str = ""
+
+    @property
+    def turns(self) -> int:
+        return self.turn_count
+
+    @property
+    def last_text(self) -> str:
+        return self.said_last if self.draft is None else self.draft
+
+
 def copy_of(record: Record) -> Record:
     return dataclasses.replace(
         record, messages=[*record.messages], options={**record.options}

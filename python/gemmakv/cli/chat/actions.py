@@ -101,8 +101,9 @@ def rename(chat: Chat, name: str) -> None:
     entry = chat.book.current
     old = entry.name
     if name != old:
-        entry.record.name = chat.book.check_new_name(name)
-        chat.save_record(entry)
+        chat.book.check_new_name(name)
+    entry.record.name = entry.label = name
+    chat.save_record(entry)
     chat.view.say(f"{old} is {name} now")
 
 

@@ -49,7 +49,12 @@ class Turn:
 
 @dataclasses.dataclass(eq=False)
 class Entry:
-    """A conversation: its record, and its session once it is needed."""
+    """A conversation: its record, and its session once it is needed.
+
+    Attributes:
+      label: what it is called here: the record's name, unless another one has
+        that; "" if it is that.
+    """
 
     record: Record
     session: Session | None = None
@@ -57,10 +62,11 @@ class Entry:
     last_fork_us: float | None = None
     kept: KeptTokens | None = None  # as they were stored, or loaded
     last: Turn | None = None
+    label: str = ""
 
     @property
     def name(self) -> str:
-        return self.record.name
+        return self.label or self.record.name
 
     @property
     def id(self) -> str:
@@ -70,8 +76,9 @@ class Entry:
 class Book:
     """Entries in the order in which they were made; one is current.
 
-    Names are unique. A parent that is gone is replaced by its own parent, so
-    that ancestry always leads to entries of the book.
+    Names of entries are unique: the second record of a name is called NAME-2
+    here, and keeps its name in the store. A parent that is gone is replaced by
+    its own parent, so that ancestry always leads to entries of the book.
     """
 
     def __init__(
@@ -85,18 +92,23 @@ class Book:
     def update(self, records: Iterable[Record], taken: Iterable[str]) -> None:
         """Makes of `records` all entries that this chat does not hold."""
         self._taken = set(taken)
+        found = {record.id: record for record in records}
         known = {entry.id: entry for entry in self.entries}
         self.entries = [
             entry
             for entry in self.entries
             if entry.held or entry.session is not None
         ]
-        for record in sorted(records, key=lambda one: one.created):
+        for entry in self.entries:
+            record = found.pop(entry.id, entry.record)
+            entry.record.parent = record.parent
+            entry.record.forked_at = record.forked_at
+        names = {entry.name for entry in self.entries} | self._taken
+        for record in sorted(found.values(), key=lambda one: one.created):
             entry = known.get(record.id, Entry(record))
-            if entry in self.entries:
-                continue
-            record.name = self.unused_name(record.name)
             entry.record = record
+            entry.label = _unused_name(record.name, names)
+            names.add(entry.label)
             self.entries.append(entry)
         self.entries.sort(key=lambda entry: entry.record.created)
         ids = {entry.id for entry in self.entries}
@@ -154,14 +166,7 @@ class Book:
     def unused_name(self, base: str) -> str:
         """`base`, or `base-2`, `base-3`, ... whichever is free first."""
         names = {entry.name for entry in self.entries} | self._taken
-        if base not in names and len(base) <= MAX_NAME_CHARS:
-            return base
-        stem = base[: MAX_NAME_CHARS - 5]
-        name, number = stem, 1
-        while name in names:
-            number += 1
-            name = f"{stem}-{number}"
-        return name
+        return _unused_name(base, names)
 
     def name_for_fork(self, entry: Entry) -> str:
         """main -> main-2 -> main-3, whichever of them is forked."""
@@ -198,3 +203,14 @@ class Book:
         others.sort(key=lambda e: e.record.changed, reverse=True)
         others.sort(key=lambda e: e.id != entry.record.parent)
         return others
+
+
+def _unused_name(base: str, names: set[str]) -> str:
+    if base not in names and len(base) <= MAX_NAME_CHARS:
+        return base
+    stem = base[: MAX_NAME_CHARS - 5]
+    name, number = stem, 1
+    while name in names:
+        number += 1
+        name = f"{stem}-{number}"
+    return name

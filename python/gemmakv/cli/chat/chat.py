@@ -26,7 +26,7 @@ from gemmakv.cli.chat import table
 from gemmakv.cli.chat.book import FIRST_NAME, Book, Entry
 from gemmakv.cli.chat.settings import SETTINGS, Setting, show
 from gemmakv.conversations import StoreError
-from gemmakv.errors import GemmaKVError
+from gemmakv.errors import CorruptFile, GemmaKVError, MismatchError
 from gemmakv.generation._requests import requests_of
 from gemmakv.options import GenerationOptions
 
@@ -77,6 +77,7 @@ class Chat:
         self._saver: Saver | None = None
         # Why the records of these sessions are not on disk.
         self.unsaved: dict[str, str] = {}
+        self._version: object = None  # of what is in the book
         self._unread = ""  # why what is stored could not be read
         self.book = Book()
         if store is not None:
@@ -190,7 +191,11 @@ class Chat:
         is open in another chat, or there is none any more that is for chats.
         """
         store = self.store
-        if store is None or not store.writable or entry.held:
+        if store is None or entry.held:
+            return
+        if not store.writable:
+            if entry.session is None:
+                self._read_in(entry)
             return
         if not store.hold(entry.id):
             holder = store.holder(entry.id)
@@ -205,15 +210,27 @@ class Chat:
             )
         entry.held = True
         try:
-            record = store.read_record(entry.id)
+            self._read_in(entry)
         except BaseException:
             self._release(entry)
             raise
+
+    def _read_in(self, entry: Entry) -> None:
+        """Makes the entry what is stored of it. Raises ValueError."""
+        record = None
+        if self.store is not None:
+            try:
+                record = self.store.read_record(entry.id)
+            except (CorruptFile, MismatchError) as error:
+                raise ValueError(
+                    f"{entry.name} cannot be read ({error}); it is left as it "
+                    "is"
+                ) from None
         if record is not None:
-            record.name = entry.name
+            if record.name != entry.record.name:  # renamed elsewhere
+                entry.label = self.book.unused_name(record.name)
             entry.record = record
         elif entry.session is None:  # one that is new has its session
-            self._release(entry)
             raise ValueError(
                 f"{entry.name} was deleted elsewhere, or a server goes on "
                 "with it in ways that a chat has not; /list shows what is there"
@@ -226,23 +243,29 @@ class Chat:
             self.book.update(listing.records, listing.taken)
 
     def _listing(self) -> Listing | None:
-        """Reads what is stored; gives None where it cannot be read, which is
-        said once.
+        """Reads what is stored; gives None where it is as it was, or cannot
+        be read, which is said once.
         """
         if self.store is None:
             return None
         try:
+            version = self.store.version()
+            if version == self._version:
+                return None
             listing = self.store.listing()
         except _UNSAVED as error:
-            if self._unread != str(error):
-                self._unread = str(error)
-                self.view.error(
-                    f"the stored sessions cannot be read: {describe(error)}; "
-                    "the chat continues, /save PATH keeps the session elsewhere"
-                )
+            self._say_unread(error)
             return None
-        self._unread = ""
+        self._unread, self._version = "", version
         return listing
+
+    def _say_unread(self, error: Exception) -> None:
+        if self._unread != str(error):
+            self._unread = str(error)
+            self.view.error(
+                f"the stored sessions cannot be read: {describe(error)}; "
+                "the chat continues, /save PATH keeps the session elsewhere"
+            )
 
     def select(self, entry: Entry) -> None:
         self.book.select(entry)
@@ -293,11 +316,13 @@ class Chat:
 
     def _forget_keys(self, gone: KeptTokens) -> None:
         """Removes keys and values that no session here uses any more."""
-        listing = self._listing()
-        if listing is None:  # nobody can tell what others use
-            return
-        others = [self._kept_tokens(record.id) for record in listing.records]
-        others += [entry.kept for entry in self.book.entries]
+        others = [entry.kept for entry in self.book.entries]
+        if self.store is not None:
+            try:
+                others.append(self.store.shared(gone))
+            except _UNSAVED as error:  # nobody can tell what others use
+                self._say_unread(error)
+                return
         forget(self.gemma, gone, filter(None, others))
 
     def _kept_tokens(self, id: str) -> KeptTokens | None:
@@ -363,12 +388,7 @@ class Chat:
     def forget(self, entry: Entry) -> None:
         """Deletes an entry, on disk too; `bring_back` undoes it."""
         self._hold(entry)
-        for fork in self.book.remove(entry):
-            held = fork.held
-            if self.may_open(fork):
-                self.save_record(fork)
-            if not held:
-                self._release(fork)
+        self.book.remove(entry)
         self.unsaved.pop(entry.id, None)
         if self._saver is not None:
             self._saver.drop(entry.id)
@@ -384,8 +404,8 @@ class Chat:
         store = self.store
         for record in [] if store is None else store.deleted():
             if store is not None and store.undelete(record.id) is not None:
-                record.name = self.book.unused_name(record.name)
-                return self.book.add(Entry(record))
+                label = self.book.unused_name(record.name)
+                return self.book.add(Entry(record, label=label))
         raise ValueError("no deleted session is kept")
 
     def _release(self, entry: Entry) -> None:
@@ -555,4 +575,5 @@ def _settings_of(session: Session) -> tuple[object, ...]:
 
 
 def _tokens_of(session: Session) -> KeptTokens:
-    return KeptTokens(session.cache.kv_dtype, session.cache.tokens)
+    ends = tuple(end for end in session._talk.ends if end is not None)
+    return KeptTokens(session.cache.kv_dtype, session.cache.tokens, ends)
