@@ -269,6 +269,7 @@ class Call {
   bool done() const { return AllDone(streams_); }
   void PrepareToWait() const { streams_[0]->PrepareToWait(); }
   size_t progress() const { return ProgressOf(streams_); }
+  size_t cached_tokens() const { return streams_[0]->cached_tokens(); }
   // Returns the first position of the prompt and the one after its last.
   std::pair<size_t, size_t> prompt_range() const {
     return {streams_[0]->prompt_begin(), streams_[0]->prompt_end()};
@@ -503,6 +504,7 @@ void RegisterResults(py::module_& module) {
            "Must be called before waiting for the call. Raises an error if "
            "the thread would wait for itself.")
       .def_property_readonly("progress", &Call::progress)
+      .def_property_readonly("cached_tokens", &Call::cached_tokens)
       .def_static("wake", &Call::WakeAll, py::arg("calls"),
                   "Continues all of these calls, in steps that they share.")
       .def_property_readonly("prompt_range", &Call::prompt_range)

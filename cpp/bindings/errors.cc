@@ -19,23 +19,32 @@ void SetError(PyObject* type, const Error& error) {
   PyErr_SetString(type, error.what());  // UTF-8, whatever is in it
 }
 
-// Raises the OSError subclass of the error number: FileNotFoundError, ...
-void SetOsError(const IoError& error) {
-  const int number = error.error_number() != 0 ? error.error_number() : EIO;
-  const py::object type = py::reinterpret_borrow<py::object>(PyExc_OSError);
-  const py::object value =
-      error.path().empty()
-          ? type(number, error.what())
-          : type(number, std::strerror(number), FsDecode(error.path()));
+void SetObject(const py::object& value) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value.ptr())),
                   value.ptr());
 }
 
+// Raises the OSError subclass of the error number: FileNotFoundError, ...
+void SetOsError(const IoError& error) {
+  const int number = error.error_number() != 0 ? error.error_number() : EIO;
+  const py::object type = py::reinterpret_borrow<py::object>(PyExc_OSError);
+  SetObject(error.path().empty()
+                ? type(number, error.what())
+                : type(number, std::strerror(number), FsDecode(error.path())));
+}
+
 struct ErrorTypes {
   py::object base, corrupt, mismatch, full;
+  py::object argument;  // makes the error of a message; none: a ValueError
 };
 
 ErrorTypes* error_types = nullptr;  // lives as long as the interpreter
+
+void SetArgumentError(const Error& error) {
+  const py::object& make = error_types->argument;
+  if (!make) return SetError(PyExc_ValueError, error);
+  SetObject(CallPython(make, error.what()));
+}
 
 std::atomic<std::thread::id> exiting_thread;  // it shuts the interpreter down
 
@@ -132,7 +141,7 @@ void RegisterErrors(py::module_& module) {
       PyObject* const value = raised.value.get();
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(value)), value);
     } catch (const InvalidArgument& error) {
-      SetError(PyExc_ValueError, error);
+      SetArgumentError(error);
     } catch (const IoError& error) {
       SetOsError(error);
     } catch (const CorruptFile& error) {
@@ -145,6 +154,11 @@ void RegisterErrors(py::module_& module) {
       SetError(error_types->base.ptr(), error);
     }
   });
+  module.def(
+      "set_argument_error",
+      [](py::object make) { error_types->argument = std::move(make); },
+      py::arg("make"),
+      "Has `make(message)` give the error of what the core refuses.");
   py::module_::import("atexit").attr("register")(
       py::cpp_function([] { exiting_thread = std::this_thread::get_id(); }));
 }

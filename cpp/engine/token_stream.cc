@@ -276,6 +276,11 @@ size_t TokenStream::progress() const {
   return sampled == 0 ? computed_ : result_.prompt_tokens + sampled;
 }
 
+size_t TokenStream::cached_tokens() const {
+  const MutexLock lock(mutex_);
+  return result_.cached_tokens;
+}
+
 void TokenStream::MarkComputed(size_t position) {
   const MutexLock lock(mutex_);
   const size_t begin = transaction_.start_length();

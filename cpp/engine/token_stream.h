@@ -116,6 +116,9 @@ class TokenStream {
   // Returns the number of tokens of the prompt that were computed or held, and
   // of all that were sampled.
   size_t progress() const;
+  // Returns how many of the prompt's tokens were held or came from the prefix
+  // cache, as far as that is known yet.
+  size_t cached_tokens() const;
   // The first position of the prompt, and the position after its last.
   size_t prompt_begin() const { return transaction_.start_length(); }
   size_t prompt_end() const { return transaction_.prompt_end(); }

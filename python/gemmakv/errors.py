@@ -5,6 +5,8 @@ All derive from `GemmaKVError` but `ArgumentError`, which is a ValueError.
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ from gemmakv._core import (
     CorruptFile,
     GemmaKVError,
     MismatchError,
+    set_argument_error,
 )
 
 __all__ = [
@@ -33,8 +36,8 @@ class ArgumentError(ValueError):
       argument: the argument's name, maybe with a place in it, as in
         "messages[0].role".
       expected: what it can be, in words.
-      found: the value; after pickling, text about one that is no number and
-        no text.
+      found: the value; after pickling, and where the core refuses it, text
+        about one that is no number and no text.
     """
 
     argument: str
@@ -63,6 +66,28 @@ class ArgumentError(ValueError):
         if type(self.found) not in _PLAIN:
             fields["found"] = brief(self.found)
         return _remake, (type(self), self.args), fields
+
+
+_OF_CORE = re.compile(
+    r"(?P<argument>[a-z]\w*(\[\d+\])*): expected (?P<expected>.*), "
+    r"found (?P<found>.*)"
+)
+
+
+def _of_core(message: str) -> ValueError:
+    """Makes the error of a value that the core refuses."""
+    said = _OF_CORE.fullmatch(message)
+    if said is None:
+        return ValueError(message)
+    shown = said["found"]
+    found: object = shown
+    for kind in (float, int):
+        with contextlib.suppress(ValueError):
+            found = kind(shown)
+    return ArgumentError(said["argument"], said["expected"], found, shown=shown)
+
+
+set_argument_error(_of_core)
 
 
 def within(prefix: str, error: ValueError) -> ValueError:

@@ -285,7 +285,7 @@ def test_every_error_is_on_the_page_of_errors() -> None:
     }
     codes = {error.code for error in _subclasses(StoreError)}
     codes.remove(StoreClosed.code)  # "server_stopping" to clients
-    for source in Path(gemmakv.__file__).parent.glob("server/*.py"):
+    for source in Path(gemmakv.__file__).parent.glob("server/**/*.py"):
         codes |= set(re.findall(r'code="(\w\w+)"', source.read_text("utf-8")))
     assert len(names) > 5 and len(codes) > 25
     for name in names | codes:

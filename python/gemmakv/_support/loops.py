@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from gemmakv import _core
@@ -19,6 +18,19 @@ _hubs: weakref.WeakKeyDictionary[Any, _Hub] = weakref.WeakKeyDictionary()
 _hubs_lock = threading.Lock()
 
 
+def loop_runs_here() -> bool:
+    """Tells whether this thread runs an event loop, which is not to wait."""
+    if "asyncio" not in sys.modules:
+        return False
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
 class _Hub:
     """The pipe of the core that wakes one loop, which watches it."""
 
@@ -28,7 +40,6 @@ class _Hub:
         self.bells: weakref.WeakValueDictionary[int, Bell] = (
             weakref.WeakValueDictionary()
         )
-        self.listeners: dict[int, Callable[[], None]] = {}
         self.read: set[_core.Call] = set()
         loop.add_reader(self.waker.fd, self._take)
 
@@ -38,10 +49,6 @@ class _Hub:
 
     def _take(self) -> None:
         for key in self.waker.take():
-            listener = self.listeners.get(key)
-            if listener is not None:
-                listener()
-                continue
             bell = self.bells.get(key)
             if bell is not None:
                 bell.wake()
@@ -85,19 +92,6 @@ class Bell:
         """Has the tasks go on that wait."""
         for future in self.waiting:
             _wake(future)
-
-    @contextlib.contextmanager
-    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Inside, `listener` is called when it rings, and no task goes on by
-        that: a task and a future for each ring cost more than most listeners
-        do. It must not raise: others are called after it.
-        """
-        listeners = self._hub.listeners
-        listeners[self.core.key] = listener
-        try:
-            yield
-        finally:
-            del listeners[self.core.key]
 
     async def wait(self, seconds: float | None = None) -> None:
         """Until it rings, or the time is over, or for no reason.

@@ -79,8 +79,11 @@ class KVCache:
         return self._held is None
 
     def _become(self, other: KVCache) -> None:
-        """Takes the content of `other`, sharing its blocks."""
-        self._held = other._core
+        """Takes the content of `other`, sharing its blocks. One that was closed
+        stays closed.
+        """
+        if not self.closed:
+            self._held = other._core
 
     def __len__(self) -> int:
         return len(self._core)

@@ -20,6 +20,7 @@ from gemmakv.chat._messages import (
     items,
     messages_of,
 )
+from gemmakv.chat._tools import plain_tools
 from gemmakv.chat._turns import TurnRules, probe_rules
 from gemmakv.errors import GemmaKVError, brief, unexpected
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -259,7 +260,7 @@ class FileTemplate:
     def _checked_tools(self, tools: Any) -> list[dict[str, Any]] | None:
         if tools is None:
             return None
-        given = items("tools", tools)
+        given = list(plain_tools(items("tools", tools)) or ())
         for i, tool in enumerate(given):
             if not isinstance(tool, Mapping):
                 raise unexpected(

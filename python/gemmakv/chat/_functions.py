@@ -11,7 +11,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from typing import (
     Annotated,
     Any,
@@ -64,10 +64,10 @@ def tool_schema(function: Function) -> dict[str, Any]:
     Args:
       function: of parameters that can be given by their names. Known types
         are str, int, float, bool, None, list, dict, tuple, set, Literal, Enum,
-        Optional, unions, TypedDict, dataclasses, models of pydantic, and
-        Annotated with a description; a parameter of any other type, or of
-        none, may be anything. The docstring may be in the style of Google,
-        NumPy or reST.
+        Optional, unions, NamedTuple, TypedDict, dataclasses, models of
+        pydantic, and Annotated with a description; a parameter of any other
+        type, or of none, may be anything. The docstring may be in the style of
+        Google, NumPy or reST.
 
     Returns the schema, as `tools` have it.
 
@@ -100,7 +100,8 @@ def tool_schema(function: Function) -> dict[str, Any]:
 
 def call_function(function: Function, arguments: Mapping[str, Any]) -> object:
     """Calls a function with arguments as JSON has them: enums, dataclasses,
-    tuples and the like become what the function's annotations say.
+    tuples and the like become what the function's annotations say. Of a union
+    they become the first type that they fit.
     """
     signature, hints = _parameters_of(function)
     given = {
@@ -236,6 +237,18 @@ def _fields_of(kind: type) -> dict[str, Any]:
         return hints
 
 
+def _places_of(kind: type, arguments: tuple[Any, ...]) -> list[Any]:
+    """Gives the types of the places of a tuple; none if it may have any number
+    of them.
+    """
+    if not issubclass(kind, tuple):
+        return []
+    if hasattr(kind, "_fields"):  # a NamedTuple
+        hints = _fields_of(kind)
+        return [hints.get(name, Any) for name in kind._fields]
+    return [] if ... in arguments else list(arguments)
+
+
 def _takes_none(hint: Any) -> bool:
     hint = _bare(hint)
     return get_origin(hint) in _UNIONS and type(None) in get_args(hint)
@@ -295,13 +308,18 @@ class _Writer:
             if len(arguments) == 2 and (value := self.schema(arguments[1])):
                 found["additionalProperties"] = value
             return found
-        if issubclass(origin, tuple) and arguments and ... not in arguments:
-            items = [self.schema(one) for one in arguments]
+        if hint in self._open:  # a NamedTuple that holds itself
+            return {"type": "array"}
+        if kinds := _places_of(origin, arguments):
+            self._open.append(hint)
+            items = [self.schema(one) for one in kinds]
+            self._open.pop()
             count = len(items)
+            optional = len(getattr(origin, "_field_defaults", ()))
             return {
                 "type": "array",
                 "prefixItems": items,
-                "minItems": count,
+                "minItems": count - optional,
                 "maxItems": count,
             }
         if issubclass(origin, Iterable) and origin not in (str, bytes):
@@ -387,8 +405,14 @@ def _made(hint: Any, value: Any) -> Any:
     arguments = get_args(hint)
     if origin in _UNIONS:
         others = [one for one in arguments if one is not type(None)]
-        alone = len(others) == 1 and value is not None
-        return _made(others[0], value) if alone else value
+        if len(others) == 1:
+            return None if value is None else _made(others[0], value)
+        for one in arguments:
+            if _fits(_Writer().schema(one), value):
+                # What a class checks by itself is not in its schema.
+                with contextlib.suppress(ValueError):
+                    return _made(one, value)
+        return value
     if not isinstance(origin, type):
         return value
     if issubclass(origin, enum.Enum):
@@ -404,14 +428,45 @@ def _made(hint: Any, value: Any) -> Any:
             return value if typing.is_typeddict(origin) else origin(**value)
         if issubclass(origin, Mapping) and len(arguments) == 2:
             return {k: _made(arguments[1], v) for k, v in value.items()}
-    if isinstance(value, list) and issubclass(origin, (list, tuple, Set)):
-        kinds = list(arguments[:1]) * len(value)
-        if issubclass(origin, tuple) and ... not in arguments:
-            kinds = list(arguments)
-        if len(kinds) == len(value):
+        return value
+    if isinstance(value, list) and issubclass(origin, Iterable):
+        kinds = _places_of(origin, arguments)
+        if hasattr(origin, "_fields"):
+            if not _fits(_Writer().schema(origin), value):
+                return value
+            return origin(*map(_made, kinds, value))
+        kinds = kinds or list(arguments[:1]) * len(value)
+        if len(kinds) == len(value) and not issubclass(origin, Mapping):
             value = [_made(kind, one) for kind, one in zip(kinds, value)]
         return origin(value) if origin in (tuple, set, frozenset) else value
     return value
+
+
+def _fits(schema: Any, value: Any) -> bool:
+    """Tells whether a value of JSON is as a schema of `_Writer` has it."""
+    if isinstance(schema, bool):
+        return schema
+    if value is None and schema.get("nullable"):
+        return True
+    if "anyOf" in schema:
+        return any(_fits(one, value) for one in schema["anyOf"])
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    kind, found = schema.get("type"), _TYPES.get(type(value), "array")
+    if kind not in (None, found) and (kind, found) != ("number", "integer"):
+        return False
+    if kind == "object":
+        known = schema.get("properties", {})
+        other = schema.get("additionalProperties", True)
+        return all(name in value for name in schema.get("required", ())) and (
+            all(_fits(known.get(k, other), one) for k, one in value.items())
+        )
+    if kind == "array":
+        count = len(value)
+        least, most = schema.get("minItems", 0), schema.get("maxItems", count)
+        kinds = schema.get("prefixItems", [schema.get("items", True)] * count)
+        return least <= count <= most and all(map(_fits, kinds, value))
+    return True
 
 
 def _read_doc(text: str) -> tuple[str, dict[str, str]]:

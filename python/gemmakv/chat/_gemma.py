@@ -20,7 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gemmakv import _core
-from gemmakv._support.arguments import QuantizeType, boolean, quantize_target
+from gemmakv._support.arguments import (
+    QuantizeType,
+    boolean,
+    items,
+    quantize_target,
+)
 from gemmakv._support.progress import Progress, as_callback
 from gemmakv.cache._kv_cache import KVCache, KvDtype, create_kv_cache
 from gemmakv.cache._pool import BlockPool
@@ -54,7 +59,7 @@ from gemmakv.generation._options import (
 from gemmakv.generation._prefix import ModelPrefixCache
 from gemmakv.generation._profile import StepProfile, profile_of
 from gemmakv.generation._prompts import Prompt, TokenArray, check_cache
-from gemmakv.generation._requests import Requests, draft_engine
+from gemmakv.generation._requests import Asked, Requests, draft_engine
 from gemmakv.generation._result import Generation, Prefill, ToolCall
 from gemmakv.generation._stream import Stream
 from gemmakv.generation._threads import (
@@ -129,7 +134,7 @@ class _Reply:
             self.given._become(self.request[0])
 
 
-class Gemma:
+class Gemma(Asked):
     """Weights of a model, their tokenizer and the engine that runs them.
 
     Made by `load` or `from_tensors`. Weights never change: any number of
@@ -1073,8 +1078,14 @@ class Gemma:
         ends with the step that runs.
         """
         embedder = Embedder(self._requests)
-        return await embedder.acompute(
-            embedder.prepare(texts, dim, prompt, pooling, parse_special)
+        listed = items("texts", texts, "a list of texts")
+        return await off_the_loop(
+            lambda check: embedder.compute(
+                embedder.prepare(
+                    listed, dim, prompt, pooling, parse_special, check=check
+                ),
+                check,
+            )
         )
 
     def _begin_reply(
@@ -1092,6 +1103,11 @@ class Gemma:
         """Checks the arguments of `chat`, and encodes what is to be computed:
         in a cache of its own, which begins with what `cache` holds of it.
         """
+        # It is a fork that is computed in; a cache that is closed has none.
+        if cache is None:
+            work = self.new_cache()
+        else:
+            work = check_cache("cache", cache).fork()
         chosen = self._template(template)
         tokenizer = self._needed_tokenizer()
         use = Toolset(
@@ -1107,13 +1123,8 @@ class Gemma:
         ids = self.apply_chat_template(
             messages, tools=use.said, template=chosen, **variables
         )
-        if cache is None:
-            work = self.new_cache()
-        else:
-            check_cache("cache", cache)
-            work = cache.fork()
-            # The last token is computed anew: its logits are not kept.
-            work.truncate(min(common_exact(work.tokens, ids), len(ids) - 1))
+        # The last token is computed anew: its logits are not kept.
+        work.truncate(min(common_exact(work.tokens, ids), len(ids) - 1))
         more["stop"] = stop_texts(chosen, more)
         ends = stop_ids(chosen, tokenizer)
         request = work, ids[len(work) :], more, ends

@@ -18,6 +18,7 @@ from gemmakv.chat._messages import (
     messages_of,
 )
 from gemmakv.chat._native_calls import QUOTE
+from gemmakv.chat._tools import plain_tools
 from gemmakv.chat._turns import ANY_ORDER
 from gemmakv.errors import brief, unexpected
 
@@ -73,7 +74,7 @@ class Gemma4Template:
         writer.mark("<bos>")
         turn_is_open = writer.conversation(
             messages_of(messages),
-            [] if tools is None else items("tools", tools),
+            list(plain_tools(items("tools", tools or ())) or ()),
             thinks,
         )
         if add_generation_prompt and not turn_is_open:

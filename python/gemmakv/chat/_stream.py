@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gemmakv import _core
+from gemmakv._support.loops import loop_runs_here
 from gemmakv.chat._reply import Part, ReplyReader, calls_in, said
 from gemmakv.generation._result import Generation, Piece, ToolCall
 from gemmakv.generation._stream import _POLL_S, LetGo, PieceStream, Stream
@@ -69,9 +70,9 @@ class ChatStream(PieceStream):
     def __del__(self) -> None:
         if getattr(self, "_ended", True):
             return
-        if _core.is_guest():
+        if _core.is_guest() or loop_runs_here():
             # The step that this waits for may be the one on this thread, in
-            # which the collector runs.
+            # which the collector runs; and an event loop does not wait.
             threading.Thread(target=self._let_go, daemon=True).start()
         else:
             self._let_go()
@@ -275,3 +276,4 @@ class ChatStream(PieceStream):
     def _end(self) -> None:
         self._ended = True
         self._release()
+        del self._turn  # which has the conversation

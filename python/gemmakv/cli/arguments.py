@@ -128,6 +128,7 @@ DRAFT = typer.Option(
     help="A smaller model with the same vocabulary that guesses the next "
     "tokens: the same text in less time.",
     autocompletion=complete_model,
+    callback=_check_model,
 )
 
 

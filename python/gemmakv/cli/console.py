@@ -234,6 +234,11 @@ def load(
             f"{model}: expected a model that writes text, found a drafter: "
             "name the model that it guesses for, with this one as --draft"
         )
+    if gemma.tokenizer is None:
+        raise InputError(
+            f"{model}: expected a model with a tokenizer, found none (a folder "
+            "needs a tokenizer.model or tokenizer.json)"
+        )
     packed = gemma.packed_weights
     if packed.state == "written":
         tell(

@@ -42,7 +42,15 @@ class InputError(ValueError):
 
 
 class Misplaced(Exception):
-    """A value is bad; the message begins with the place in which it stands."""
+    """A value is bad; the message begins with the place in which it stands.
+
+    Attributes:
+      usage: see `is_usage`.
+    """
+
+    def __init__(self, message: str, *, usage: bool = True) -> None:
+        super().__init__(message)
+        self.usage = usage
 
 
 # The errors that `line_of` describes.
@@ -61,6 +69,14 @@ def argument_of(error: Exception) -> str:
     ):
         found = _LEADING.match(str(error))
     return "" if found is None else found[0]
+
+
+def is_usage(argument: str, error: Exception) -> bool:
+    """Tells whether what was typed, or written, for an argument is at fault,
+    and not what is found there.
+    """
+    # What a model lacks is found in its file.
+    return argument != "model" and not isinstance(error, OSError)
 
 
 def places_of(command: Any, words: Iterable[str]) -> dict[str, str]:
@@ -88,7 +104,7 @@ def line_of(error: Exception, places: Mapping[str, str]) -> tuple[str, int]:
         return " ".join(_usage(error).split()), error.exit_code
     line = describe(error)
     if isinstance(error, Misplaced):
-        return line, EXIT_USAGE
+        return line, EXIT_USAGE if error.usage else EXIT_FAILURE
     if isinstance(error, CacheFullError) and "capacity_tokens" in places:
         line += f"; see {places['capacity_tokens']}"
     argument = argument_of(error)
@@ -97,8 +113,7 @@ def line_of(error: Exception, places: Mapping[str, str]) -> tuple[str, int]:
     )
     if argument in places:
         line = places[argument] + line[len(argument) :]
-        # What a model lacks is found in its file.
-        at_fault = argument != "model" and not isinstance(error, OSError)
+        at_fault = is_usage(argument, error)
     return line, EXIT_USAGE if at_fault else EXIT_FAILURE
 
 

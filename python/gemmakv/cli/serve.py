@@ -28,7 +28,6 @@ EXAMPLES = examples(
     "gemmakv serve --config server.toml --log-format json",
 )
 _NEEDED = (
-    "pydantic_settings",
     "starlette",
     "uvicorn",
     "msgspec",
@@ -166,8 +165,9 @@ def _for_server(
         for name, value in given
         if name in names
     }
-    if not given.served_model_name:
-        same["served_model_name"] = (_name_of(given.model or ""),)
+    served = given.served_model_name
+    if set(served) <= {"*"}:  # any, and this one where none is asked for
+        same["served_model_name"] = (_name_of(given.model or ""), *served)
     return settings_of.Settings(
         **same,
         api_keys=settings_of.checked_keys(keys),

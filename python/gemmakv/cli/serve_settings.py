@@ -28,10 +28,10 @@ from gemmakv._support.refusals import refusal
 from gemmakv._support.sizes import parse_bytes
 from gemmakv._support.text import utf8_text
 from gemmakv.cli.arguments import MODEL_HELP
-from gemmakv.cli.failures import Misplaced, argument_of
+from gemmakv.cli.failures import Misplaced, argument_of, is_usage
 from gemmakv.cli.flags import flag_of
 from gemmakv.cli.prefix_flags import DISK_HELP, REMOTE_HELP, SHARED_HELP
-from gemmakv.errors import GemmaKVError, one_line
+from gemmakv.errors import GemmaKVError, one_line, unexpected
 
 PREFIX = "GEMMAKV_"
 # An empty or blank variable of these must not count as one that is not set: a
@@ -53,9 +53,16 @@ def _text(value: Any) -> Any:
     return str(value) if type(value) is int else value
 
 
+def _model(value: Any) -> Any:
+    if value == "":
+        raise unexpected("model", "a model", value)
+    return value
+
+
 Texts = Annotated[list[str], BeforeValidator(_words)]
 Bytes = Annotated[int, BeforeValidator(_bytes)]
 Size = Annotated[str, BeforeValidator(_text)]
+Model = Annotated[str, BeforeValidator(_model)]
 
 
 def _option(
@@ -83,12 +90,13 @@ class ServeSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     # fmt: off
-    model: str | None = _option(None, "MODEL", MODEL_HELP)
+    model: Model | None = _option(None, "MODEL", MODEL_HELP)
     config: str | None = _option(None, "FILE",
         "Read options from a TOML file, by their names: port = 8080. Flags "
         "and variables take precedence.")
     served_model_name: Texts = _option([], "NAME",
-        "The model's name in requests. Default: MODEL.")
+        "The model's name in requests; * accepts any name, which answers "
+        "repeat. Default: MODEL.")
     host: str = _option("127.0.0.1", "ADDRESS",
         "The address to listen at, or with a slash the path of a Unix "
         "socket. An address that others can reach needs API keys.")
@@ -138,7 +146,7 @@ class ServeSettings(BaseModel):
         "conversations of the same key, draft asks the model of --draft. "
         "Results stay the same. A request of OpenAI's chat and completions may "
         "choose otherwise. Default: draft with --draft, else lookup.")
-    draft: str | None = _option(None, "MODEL",
+    draft: Model | None = _option(None, "MODEL",
         "A smaller model with the same vocabulary that guesses the next "
         "tokens.")
     prefix_cache_ram: Size | None = _option(None, "SIZE",
@@ -217,44 +225,26 @@ class Places:
             if not place or name in self.flags:
                 raise
             words = one_line(error)[len(name) :]
-            raise Misplaced(place + words) from None
+            usage = is_usage(name, error)
+            raise Misplaced(place + words, usage=usage) from None
 
 
 def read(flags: Mapping[str, object]) -> tuple[ServeSettings, Places]:
     """Reads the settings of a command line that has `flags`, of the variables
     and of the file that is named there. Raises Misplaced.
     """
-    # Later: it takes a quarter of a second, which a help page need not.
-    from pydantic_settings import (
-        BaseSettings,
-        InitSettingsSource,
-        PydanticBaseSettingsSource,
-        SettingsConfigDict,
-    )
-
     path = flags.get("config", os.environ.get(PREFIX + "CONFIG") or None)
     values, keys = ({}, {}) if path is None else _read_file(str(path))
     places = Places(flags, keys, path)
 
-    class FromAll(ServeSettings, BaseSettings):
-        model_config = SettingsConfigDict(
-            env_prefix=PREFIX, env_ignore_empty=True, enable_decoding=False
-        )
-
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            init_settings: PydanticBaseSettingsSource,
-            env_settings: PydanticBaseSettingsSource,
-            dotenv_settings: PydanticBaseSettingsSource,
-            file_secret_settings: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            file = InitSettingsSource(settings_cls, init_kwargs=values)
-            return init_settings, env_settings, file
-
+    # The names of variables are exact: "gemmakv_port" is none.
+    typed = {
+        name: os.environ.get(PREFIX + name.upper())
+        for name in ServeSettings.model_fields
+    }
+    values |= {name: text for name, text in typed.items() if text}
     try:
-        settings = FromAll(**flags)  # type: ignore[arg-type]
+        settings = ServeSettings(**{**values, **flags})
     except ValidationError as error:
         details = error.errors()[0]
         name, *index = details["loc"]

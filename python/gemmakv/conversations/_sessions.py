@@ -184,6 +184,7 @@ def branches(
     lines: Mapping[str, tuple[str | None, int]],
 ) -> list[Branch]:
     """Says what each of the sessions, the newest first, branches off."""
+    listed = {session.id for session in found}
     first: dict[str, str] = {}  # the oldest session that has a turn
     result = []
     for session in reversed(found):
@@ -194,6 +195,8 @@ def branches(
         branch = Branch(session)
         if turn is not None:
             branch = Branch(session, first[turn], turn, lines[turn][1])
+        elif session.parent in listed:  # they part at the first turn
+            branch = Branch(session, session.parent)
         result.append(branch)
         first.update(dict.fromkeys(own, session.id))
     return result[::-1]

@@ -25,6 +25,7 @@ from gemmakv.conversations._tree import (
     forget_response,
     has_turn,
     insert_turn,
+    prune,
     turn_with_id,
     turns_up_to,
 )
@@ -106,7 +107,9 @@ class Turns:
         before: Sequence[Turn] = (),
     ) -> None:
         """Keeps a turn, and makes it the head of the session, which `owner`
-        has, and gives back. Raises SessionBusy if somebody took it over.
+        has, and gives back. The head so far goes if the turn does not follow
+        it, unless something else leads to it. Raises SessionBusy if somebody
+        took it over.
 
         `before`: the turns up to its parent, as it began. Those that were
         deleted meanwhile stay as if it had led to them then: nobody may name
@@ -121,6 +124,9 @@ class Turns:
                         insert_turn(db, kept, clock.now())
             insert_turn(db, turn, clock.now())
             if session is not None:
+                query = sa.select(sessions.c.head)
+                query = query.where(sessions.c.id == session)
+                former = db.execute(query).scalar()
                 moved = db.execute(
                     sa.update(sessions)
                     .where(
@@ -131,6 +137,8 @@ class Turns:
                 )
                 if not moved.rowcount:
                     raise busy(session, "another turn took over from this one")
+                if former != turn.parent:
+                    prune(db, former)
             self._expire_in(db)
             if clock.is_due():
                 self._database.note_age(db)

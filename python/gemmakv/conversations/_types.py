@@ -103,7 +103,8 @@ class Branch:
 
     Attributes:
       parent: of the sessions listed with it, the oldest of those that it has
-        the most turns in common with; None if it has none with any.
+        the most turns in common with, or, without any, the one that it was
+        forked from; None if there is neither.
       turn: the last turn of both.
       turns: the number of turns of both.
     """

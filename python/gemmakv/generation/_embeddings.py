@@ -54,17 +54,21 @@ class Embedder:
         *,
         longest: int | None = None,
         truncate: bool = False,
+        check: Callable[[], None] | None = None,
     ) -> EmbeddingJob:
         """Checks the arguments of `Gemma.embed`, and encodes the texts.
 
         `longest` replaces the model's context as the tokens of a text at most;
-        with `truncate`, the end of one that has more is left out.
+        with `truncate`, the end of one that has more is left out. Calls `check`
+        before each text, and ends with what that raises.
         """
         config = self._requests.config
         size = check_dim(dim, self.dims)
         kind = check_pooling(pooling, config)
         most = config.context_length if longest is None else longest
-        ids = self._encode(texts, prompt, parse_special, most, truncate)
+        ids = self._encode(
+            texts, prompt, parse_special, most, truncate, check
+        )
         return EmbeddingJob(ids, size, kind)
 
     def _encode(
@@ -74,6 +78,7 @@ class Embedder:
         parse_special: bool,
         most: int,
         truncate: bool,
+        check: Callable[[], None] | None,
     ) -> list[TokenArray]:
         """Encodes each text. Raises ValueError naming the text."""
         requests, config = self._requests, self._requests.config
@@ -85,6 +90,8 @@ class Embedder:
             raise ArgumentError("texts", "at least one", listed, shown="none")
         found = []
         for index, text in enumerate(listed):
+            if check is not None:
+                check()
             name = f"texts[{index}]"
             if isinstance(text, str):
                 if not text:

@@ -249,7 +249,7 @@ class Requests:
         call = yield job._replace(streamed=True)
         return Stream(
             call,
-            (self, cache, own),
+            (self, own),
             row.max_tokens,
             callback,
             options.get("prompt_progress"),
@@ -312,11 +312,17 @@ class Requests:
     def logits(
         self, cache: KVCache, tokens: Prompt, all_positions: bool
     ) -> Computation:
-        """Checks the arguments of `Gemma.logits`."""
-        check_cache("cache", cache)
-        ids = self._appended("tokens", tokens, len(cache), False)
-        engine, core = self.engine, cache._core
-        return lambda check: engine.logits(core, ids, all_positions, check)
+        """Prepares `Gemma.logits`; texts are encoded with the computation."""
+        engine, core = self.engine, check_cache("cache", cache)._core
+        held = len(cache)
+
+        def compute(
+            check: Callable[[], None] | None,
+        ) -> npt.NDArray[np.float32]:
+            ids = self._appended("tokens", tokens, held, False)
+            return engine.logits(core, ids, all_positions, check)
+
+        return compute
 
     def scores(
         self,
@@ -325,20 +331,23 @@ class Requests:
         cache: KVCache | None,
         parse_special: bool,
     ) -> Computation:
-        """Checks the arguments of `Gemma.score`."""
+        """Prepares `Gemma.score`; texts are encoded with the computation."""
         engine = self.engine
-        if cache is not None:
-            check_cache("cache", cache)
-        found = choice_ids(
-            choices,
-            lambda name, choice: self._appended(name, choice, 1, parse_special),
-        )
-        branch = create_kv_cache(self.config) if cache is None else cache.fork()
-        ids = self._appended("prompt", prompt, len(branch), parse_special)
+        if cache is None:
+            branch = create_kv_cache(self.config)
+        else:
+            branch = check_cache("cache", cache).fork()
 
         def compute(
             check: Callable[[], None] | None,
         ) -> npt.NDArray[np.float32]:
+            found = choice_ids(
+                choices,
+                lambda name, choice: self._appended(
+                    name, choice, 1, parse_special
+                ),
+            )
+            ids = self._appended("prompt", prompt, len(branch), parse_special)
             return probabilities(
                 lambda cache, ids, every: engine.logits(
                     cache._core, ids, every, check
@@ -449,14 +458,19 @@ class Requests:
         return [generation_of(result) for result in call.results()]
 
 
+class Asked:
+    """The base of `Gemma`, which `requests_of` knows it by."""
+
+    _requests: Requests
+
+
 def requests_of(gemma: object, name: str = "gemma") -> Requests:
     """Returns what a `Gemma` is asked for. Raises ArgumentError that names
     `name` for what is no Gemma.
     """
-    found = getattr(gemma, "_requests", None)
-    if not isinstance(found, Requests):
+    if not isinstance(gemma, Asked):
         raise unexpected(name, "a Gemma", gemma)
-    return found
+    return gemma._requests
 
 
 def draft_engine(draft: object) -> _core.Engine | None:

@@ -27,14 +27,15 @@ def choice_ids(
     if not 1 <= len(choices) <= _MOST:
         raise unexpected("choices", f"1 to {_MOST}", len(choices))
     found: list[TokenArray] = []
+    places: dict[bytes, int] = {}
     for index, choice in enumerate(choices):
         name = f"choices[{index}]"
         ids = encode(name, choice)
-        for other, known in enumerate(found):
-            if np.array_equal(ids, known):
-                raise unexpected(
-                    name, f"other tokens than those of choices[{other}]", choice
-                )
+        other = places.setdefault(ids.tobytes(), index)
+        if other != index:
+            raise unexpected(
+                name, f"other tokens than those of choices[{other}]", choice
+            )
         found.append(ids)
     return found
 

@@ -22,10 +22,6 @@ from gemmakv.generation._result import (
 )
 
 # What takes a piece: text, token_id, logprob, finish_reason, top_logprobs.
-Take = Callable[
-    [str, int, float | None, str | None, TopLogprobs | None], None
-]
-
 # A logits_processor: of token ids and logits.
 Processor = Callable[[Any, Any], Any]
 
@@ -244,7 +240,7 @@ class Stream(PieceStream):
         callback: Callback | None,
         prompt_callback: Callback | None = None,
     ) -> None:
-        # What is to live as long: its model and conversation.
+        # What is to live as long. Its conversation lives until it has ended.
         self._handle = handle
         self._alive = alive
         self._max_tokens = max_tokens
@@ -294,84 +290,13 @@ class Stream(PieceStream):
             self._generation = generation_of(self._handle.result())
         return self._generation
 
-    async def _passing(
-        self, free: Callable[[], bool], take: Take
-    ) -> AsyncIterator[Piece]:
-        """Pieces that `take` does not get.
-
-        It gets those that come while `free` says so, as soon as the event loop
-        sees them, in order, without this task going on for it: half of what a
-        token costs otherwise. What the two raise is raised here.
-
-        Requires: inside `async with`; no `progress`.
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that the cache or the prefix cache had, as far
+        as that is known yet.
         """
-        assert self._callback is None
-        self._watch()
-        bell, failure = self._bell, None
-        assert bell is not None
-
-        def pass_on() -> bool:
-            """Passes on what there is; tells whether the task has to go on."""
-            nonlocal failure
-            if self._ready or self._cancelled:
-                return True
-            try:
-                self._take_all(free, take)
-            except BaseException as error:
-                failure = error
-            return failure is not None or bool(self._ready) or self._finished
-
-        def heard() -> None:
-            if pass_on():
-                bell.wake()
-
-        while True:
-            if self._cancelled:
-                async for piece in self:
-                    yield piece
-                return
-            if self._ready:
-                piece = self._ready.popleft()
-                if not self._ready:
-                    bell.note_read(self._handle)
-                yield piece
-            elif failure is not None:
-                raise failure
-            elif self._finished:
-                return
-            elif not pass_on():
-                with bell.heard_by(heard):
-                    await bell.wait()
-
-    def _take_all(self, free: Callable[[], bool], take: Take) -> None:
-        """Gives what is there to `take`; what it is not free for is ready
-        then.
-        """
-        drained = True
-        while drained and not self._finished:
-            try:
-                events, drained = self._handle.take()
-            except BaseException:
-                self._finished = True
-                raise
-            if drained and not events:
-                self._finished = True
-            for data, token, logprob, reason, arrays in events:
-                self._events += 1
-                self._finished = reason is not None
-                text = self._text(data, self._finished)
-                if token >= 0:
-                    self._count += 1
-                elif not text:
-                    continue
-                top = TopLogprobs.of(arrays)
-                if self._ready or not free():
-                    self._ready.append(Piece(text, token, logprob, reason, top))
-                else:
-                    take(text, token, logprob, reason, top)
-            if events and not self._ready:
-                assert self._bell is not None
-                self._bell.note_read(self._handle)
+        begin, _ = self._handle.prompt_range
+        return max(0, self._handle.cached_tokens - begin)
 
     def _text(self, data: bytes, last: bool) -> str:
         """The characters that are complete with `data`."""

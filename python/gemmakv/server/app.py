@@ -237,7 +237,7 @@ async def _answer_invalid(request: Request, error: Exception) -> Response:
 def _operation_id(route: APIRoute) -> str:
     path = re.sub(r"\{(\w+)(?::\w+)?\}", r"\1", route.path)
     words = re.findall(r"\w+", path)
-    [method] = route.methods or ()
+    method = next(iter(route.methods or ()))
     return "_".join([method.lower(), *words])
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import threading
 
 import pytest
 
+from gemmakv import _core
 from gemmakv.errors import ArgumentError, CorruptFile, unexpected, within
 
 
@@ -53,6 +55,28 @@ def test_a_value_that_cannot_be_pickled_becomes_text() -> None:
     assert str(twin) == str(error)
     assert isinstance(twin.found, str)
     assert twin.found.startswith("<unlocked _thread.lock")
+
+
+def test_what_the_core_refuses_has_the_same_parts() -> None:
+    options = _core.GenerateOptions()
+    options.stop_token_ids = [9]
+    with pytest.raises(ArgumentError) as caught:
+        options.validate(8)
+    error = caught.value
+    assert str(error) == "stop_token_ids: expected token ids in 0..7, found 9"
+    assert (error.argument, error.found) == ("stop_token_ids", 9)
+    assert error.expected == "token ids in 0..7"
+    options = _core.GenerateOptions()
+    options.logit_bias = [(1, math.nan)]
+    with pytest.raises(ArgumentError) as caught:
+        options.validate(8)
+    assert caught.value.found == "nan for token 1"
+
+
+def test_other_words_of_the_core_are_no_argument_s() -> None:
+    with pytest.raises(ValueError, match="unknown model type 'x'") as caught:
+        _core.ModelConfig.from_name("x")
+    assert type(caught.value) is ValueError
 
 
 def test_within_names_the_whole() -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict
+from collections.abc import Sequence
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    Optional,
+    TypedDict,
+)
 
 import pytest
 
@@ -339,6 +348,86 @@ def test_arguments_become_what_annotations_say() -> None:
     assert found == (
         Unit.KELVIN, [Place("Rome", 3.0)], (1, 2.0), 5, None, {"days": 1},
     )  # fmt: skip
+
+
+class Leg(NamedTuple):
+    place: Place
+    unit: Unit = Unit.KELVIN
+
+
+class Chain(NamedTuple):
+    rest: list[Chain]
+
+
+@dataclasses.dataclass
+class Person:
+    name: str
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("name: expected one")
+
+
+ROME, ANN = {"city": "Rome"}, {"name": "Ann"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "made"),
+    [
+        (Place | Person, ROME, Place("Rome")),
+        (Place | Person, ANN, Person("Ann")),
+        (Place | Person, {"name": ""}, {"name": ""}),
+        (Place | Person, {**ROME, **ANN}, {**ROME, **ANN}),
+        (Place | Person, {"city": 5}, {"city": 5}),
+        (Person | Place | None, None, None),
+        (Optional[Unit], "celsius", Unit.CELSIUS),  # noqa: UP045
+        (Unit | int, "celsius", Unit.CELSIUS),
+        (Unit | int, 5, 5),
+        (Unit | str, "other", "other"),
+        (str | Unit, "celsius", "celsius"),
+        (int | float, 1, 1),
+        (bool | float, 1, 1.0),
+        (Literal["a"] | Unit, "kelvin", Unit.KELVIN),
+        (list[Unit | Place], ["kelvin", ROME], [Unit.KELVIN, Place("Rome")]),
+        (list[int] | list[Unit], ["kelvin"], [Unit.KELVIN]),
+        (dict[str, Unit] | str, {"a": "kelvin"}, {"a": Unit.KELVIN}),
+        (Model | str, {"value": 5}, 5),
+        (Model | str, "text", "text"),
+        (tuple[Unit, int] | None, ["kelvin", 1], (Unit.KELVIN, 1)),
+        (tuple[Unit, int] | tuple[int], [1], (1,)),
+        (tuple[tuple[Unit], Leg] | int, [["kelvin"], [ROME]],
+         ((Unit.KELVIN,), Leg(Place("Rome")))),
+        (Sequence[Unit], ["kelvin"], [Unit.KELVIN]),
+        (Leg, [ROME, "celsius"], Leg(Place("Rome"), Unit.CELSIUS)),
+        (Leg | None, [ROME], Leg(Place("Rome"))),
+        (Leg | str, [], []),
+        (Leg, [], []),
+        (Chain, [[]], Chain([])),
+        (Annotated[Unit | Place, "any"], "kelvin", Unit.KELVIN),
+    ],
+)
+def test_a_value_of_several_types(kind: Any, value: Any, made: Any) -> None:
+    def f(x: Any) -> Any:
+        return x.value if isinstance(x, Model) else x
+
+    f.__annotations__ = {"x": kind}
+    found = call_function(f, {"x": value})
+    assert (found, type(found)) == (made, type(made))
+
+
+def test_a_named_tuple_is_described() -> None:
+    place = properties(taker_of(Place))["x"]
+    assert properties(taker_of(Leg))["x"] == {
+        "type": "array",
+        "prefixItems": [place, properties(taker_of(Unit))["x"]],
+        "minItems": 1,
+        "maxItems": 2,
+    }
+    pair = properties(taker_of(tuple[tuple[int], int]))["x"]
+    assert pair["prefixItems"][0]["prefixItems"] == [{"type": "integer"}]
+    assert properties(taker_of(Chain))["x"]["prefixItems"] == [
+        {"type": "array", "items": {"type": "array"}}
+    ]
 
 
 def test_results() -> None:

@@ -19,6 +19,7 @@ from gemmakv import (
     Template,
     Tokenizer,
     create_kv_cache,
+    tool_schema,
 )
 from gemmakv.chat._file_template import FileTemplate
 from gemmakv.chat._templates import (
@@ -28,6 +29,7 @@ from gemmakv.chat._templates import (
     template_for,
 )
 from gemmakv.chat._transcript import Encoder, common_exact, common_text
+from gemmakv.templates import Gemma4Template
 from support import tiny_gguf
 from support.chat_cases import (
     CASES,
@@ -159,6 +161,23 @@ READS = [
     ("{% if enable_thinking | default(false) %}a{% endif %}", False, True),
     ("{% set enable_thinking = true %}{{ enable_thinking }}", False, False),
 ]  # fmt: skip
+
+
+def test_templates_take_functions_for_tools(tokenizer: Tokenizer) -> None:
+    def now(zone: str) -> str:
+        """Gives the time."""
+        return zone
+
+    source = "{{ bos_token }}{{ tools | tojson }}{{ messages[0].content }}"
+    for template in (Gemma4Template(), file_template(tokenizer, source)):
+        found, expected = (
+            template.render([Message("user", "Hi")], tools=[tool])
+            for tool in (now, tool_schema(now))
+        )
+        assert found == expected
+        assert "Gives the time." in "".join(one.text for one in found)
+        with pytest.raises(ValueError, match=r"tools\[0\]: expected a func"):
+            template.render([Message("user", "Hi")], tools=[lambda: 1])
 
 
 @pytest.mark.parametrize("source, tools, thinking", READS)

@@ -106,7 +106,7 @@ def test_no_model(cli: RunCli, tmp_path: Path) -> None:
 
 
 def test_the_page_of_the_server_s_options_is_made_of_their_class() -> None:
-    pytest.importorskip("pydantic_settings")
+    pytest.importorskip("pydantic")
     made = tool("make_server_options")
     assert made.PAGE.read_text("utf-8") == made.page()
 

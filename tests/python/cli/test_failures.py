@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import typing
 from pathlib import Path
 
 import pytest
 
-for needed in ("typer", "pydantic_settings", "starlette", "uvicorn", "msgspec"):
+for needed in ("typer", "starlette", "uvicorn", "msgspec"):
     pytest.importorskip(needed, reason="an extra is not installed")
 
 from gemmakv.cli import main  # noqa: E402
@@ -89,6 +90,9 @@ FAILURES = [
     ([*SERVE, "--sessions", "/proc/none"], "--sessions: /proc/none", 1),
     (["serve"], "no model: ", 2),
     ([*SERVE], "none.gguf: ", 1),
+    (["serve", "-m", ""], "--model: expected a model, found ''", 2),
+    ([*SERVE, "--draft", ""], "--draft: expected a model, found ''", 2),
+    ([*GENERATE, "--draft", "", "hi"], "--draft: expected a model, ", 2),
 ]  # fmt: skip
 
 
@@ -102,6 +106,66 @@ def test_a_command_that_fails(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("gemmakv: error: " + begin)
     assert "_" not in line.split(": ")[2], "it names Python's keyword"
+
+
+@pytest.mark.parametrize("how", ["flag", "variable", "file"])
+@pytest.mark.parametrize("name, value, words, code", [
+    ("port", None, "another program listens there", 1),
+    ("api_key_file", "/no/such", "/no/such: No such file", 1),
+    ("sessions", "/proc/none", "/proc/none: ", 1),
+    ("speculate", "guess", "expected 'off', 'lookup' or 'draft'", 2),
+])  # fmt: skip
+def test_the_code_is_that_of_what_failed_wherever_a_value_stands(
+    name: str, value: str | None, words: str, code: int, how: str,
+    tiny_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    flag, file = "--" + name.replace("_", "-"), tmp_path / "server.toml"
+    command = ["serve", "-m", str(tiny_path)]
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        if how == "flag":
+            place = flag
+            command += [flag, str(port) if value is None else value]
+        elif how == "file":
+            place = f"{file}: {name}"
+            written = port if value is None else f'"{value}"'
+            file.write_text(f"{name} = {written}\n")
+            command += ["--config", str(file)]
+        else:
+            place = "GEMMAKV_" + name.upper()
+            monkeypatch.setenv(place, str(port) if value is None else value)
+        assert main(command) == code
+    line = capsys.readouterr().err
+    assert line.startswith(f"gemmakv: error: {place}: ") and words in line
+
+
+def test_the_names_of_variables_are_exact(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("gemmakv_port", "x")
+    monkeypatch.setenv("GEMMAKV_workers", "x")
+    assert main(SERVE) == 1
+    assert "error: none.gguf: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate", "embed", "chat"])
+def test_a_model_without_a_tokenizer(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """No flag is at fault, nor the prompt."""
+    monkeypatch.chdir(tmp_path)
+    meta = {
+        key: value
+        for key, value in tiny_gguf.metadata().items()
+        if not key.startswith("tokenizer.")
+    }
+    tiny_gguf.write(tmp_path / "m.gguf", meta)
+    words = ["--no-persist"] if command == "chat" else ["hi"]
+    assert main([command, "-m", "m.gguf", *words]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("gemmakv: error: m.gguf: expected a model with a ")
 
 
 @pytest.mark.parametrize("grammar", [

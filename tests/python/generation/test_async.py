@@ -133,180 +133,17 @@ def test_both_streams_have_one_base(tiny: Gemma, cache: KVCache) -> None:
         assert stream.result() is stream.result()
 
 
-# ---- Tokens that wake no task ----
-
-
-async def passed(
-    stream: Any, free: Callable[[], bool]
-) -> tuple[list[tuple[str, int]], list[tuple[str, int]], list[int]]:
-    """What was taken, what was given out, and the order of tokens."""
-    taken: list[tuple[str, int]] = []
-    given: list[tuple[str, int]] = []
-    order: list[int] = []
-
-    def take(text: str, token: int, *_: object) -> None:
-        taken.append((text, token))
-        order.append(token)
-
-    async with stream:
-        async for piece in stream._passing(free, take):
-            given.append((piece.text, piece.token_id))
-            order.append(piece.token_id)
-            await asyncio.sleep(0)  # others of the loop have their turn
-    return taken, given, order
-
-
-@pytest.mark.parametrize("kind", ["always", "never", "sometimes"])
-def test_what_is_taken_is_not_given_out(tiny: Gemma, kind: str) -> None:
-    options: Any = {"max_tokens": 60, "temperature": 1.0, "seed": 3, **NO_END}
-    expected = tiny.generate(
-        create_kv_cache(tiny.config), "the", logprobs=True, **options
-    )
-    calls = 0
-
-    def free() -> bool:
-        nonlocal calls
-        calls += 1
-        return kind == "always" or (kind == "sometimes" and calls % 3 == 0)
-
-    async def main() -> Any:
-        cache = create_kv_cache(tiny.config)
-        stream = await tiny.astream(cache, "the", **options)
-        found = await passed(stream, free)
-        assert stream.result().token_ids == expected.token_ids
-        return found
-
-    taken, given, order = asyncio.run(main())
-    assert order == expected.token_ids
-    assert bool(taken) == (kind != "never")
-    assert bool(given) == (kind != "always")
-    if kind != "sometimes":
-        assert "".join(text for text, _ in taken + given) == expected.text
-
-
-def test_characters_of_several_tokens_are_taken_whole(tiny: Gemma) -> None:
-    """Bytes of one character come with several tokens."""
-    table = tiny.tokenizer.token_bytes
-    ids = [table.index(bytes([byte])) for byte in "é€a".encode()]
-    texts: list[str] = []
-
-    def follow(tokens: Any, logits: Any) -> None:
-        logits[:] = -np.inf
-        logits[ids[len(tokens) - 2]] = 0
+def test_how_much_of_a_prompt_was_cached(tiny: Gemma) -> None:
+    prompt = [BOS, *range(20, 360)]
 
     async def main() -> None:
-        stream = await tiny.astream(
-            create_kv_cache(tiny.config), [BOS, 20], max_tokens=len(ids),
-            logits_processor=follow,
-        )  # fmt: skip
-        async with stream:
-            async for _ in stream._passing(
-                lambda: True, lambda text, *_: texts.append(text)
-            ):
-                raise AssertionError("nothing is left over")
+        async with await tiny.astream(prompt, max_tokens=4, **NO_END) as stream:
+            _ = [piece async for piece in stream]
+            usage = stream.result().usage
+            assert stream.cached_tokens == usage.cached_tokens
 
     asyncio.run(main())
-    assert texts == ["", "é", "", "", "€", "a"]
-
-
-def test_streams_that_are_taken_share_steps(slow: Gemma) -> None:
-    async def main() -> None:
-        before = requests_of(slow).engine.steps
-        streams = [
-            await slow.astream(
-                create_kv_cache(slow.config, 4096), [BOS, 20 + i],
-                max_tokens=100, **NO_END,
-            )
-            for i in range(8)
-        ]  # fmt: skip
-        found = await asyncio.gather(
-            *[passed(stream, lambda: True) for stream in streams]
-        )
-        assert [len(order) for _, _, order in found] == [100] * 8
-        # One by one they would take 800.
-        assert requests_of(slow).engine.steps - before < 300
-
     asyncio.run(main())
-
-
-def test_who_is_not_free_holds_up_the_stream(slow: Gemma) -> None:
-    """It runs two tokens ahead of what was given out, and no more."""
-
-    async def main() -> None:
-        stream = await slow.astream(
-            create_kv_cache(slow.config, 4096), [BOS, 20], max_tokens=3000,
-                speculate="off",
-            **NO_END,
-        )  # fmt: skip
-        async with stream:
-            given = 0
-            async for _ in stream._passing(lambda: False, lambda *_: None):
-                given += 1
-                await pause(0.01)
-                assert stream._handle.progress <= 2 + given + 4
-                if given == 10:
-                    break
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("which", ["free", "take", "engine"])
-def test_a_failure_while_nobody_reads_is_raised(
-    slow: Gemma, which: str
-) -> None:
-    def fail(*_: object) -> Any:
-        raise RuntimeError("from the callback")
-
-    def never() -> bool:
-        return True
-
-    def nothing(*_: object) -> None:
-        pass
-
-    def process(ids: Any, logits: Any) -> None:
-        if which == "engine" and len(ids) > 20:
-            raise RuntimeError("from the callback")
-
-    async def main() -> None:
-        cache = create_kv_cache(slow.config, 4096)
-        stream = await slow.astream(
-            cache, [BOS, 20], max_tokens=3000, logits_processor=process,
-            **NO_END,
-        )  # fmt: skip
-        async with stream:
-            async for _ in stream._passing(
-                fail if which == "free" else never,
-                fail if which == "take" else nothing,
-            ):
-                pass
-
-    with pytest.raises(RuntimeError, match="from the callback"):
-        asyncio.run(asyncio.wait_for(main(), 60))
-
-
-def test_a_task_is_cancelled_while_tokens_are_taken(slow: Gemma) -> None:
-    async def main(delay: float) -> None:
-        cache = create_kv_cache(slow.config, 4096)
-        shown: list[int] = []
-        stream = await slow.astream(cache, [BOS, 20], max_tokens=4000, **NO_END)
-
-        async def read() -> None:
-            async with stream:
-                async for _ in stream._passing(
-                    lambda: True, lambda _, token, *__: shown.append(token)
-                ):
-                    pass
-
-        task = asyncio.create_task(read())
-        await asyncio.sleep(delay)  # any moment
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 60)
-        assert cache.tokens.tolist() == ([BOS, 20, *shown] if shown else [])
-        assert stream.result().token_ids == shown
-
-    for i in range(1, 21):
-        asyncio.run(main(0.001 * i))
 
 
 # ---- What stays when a task is cancelled ----
@@ -542,6 +379,30 @@ def test_cancelled_in_its_prompt_keeps_nothing(slow: Gemma) -> None:
 
 
 # ---- The loop ----
+
+
+def test_texts_are_encoded_beside_the_loop(
+    tiny: Gemma, cache: KVCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = requests_of(tiny)
+    encode, threads = requests.encode, []
+
+    def encoding(*arguments: Any) -> Any:
+        threads.append(threading.get_ident())
+        return encode(*arguments)
+
+    async def main() -> None:
+        await tiny.ascore("a", ["b", "c"])
+        await tiny.alogits(cache, "a")
+        await tiny.aembed(["a", "b"], pooling="mean")
+        with pytest.raises(ValueError, match=r"choices\[1\]"):
+            await tiny.ascore("a", ["b", ""])
+        with pytest.raises(ValueError, match=r"texts\[1\]"):
+            await tiny.aembed(["a", ""], pooling="mean")
+
+    monkeypatch.setattr(requests, "encode", encoding)
+    asyncio.run(main())
+    assert len(threads) == 9 and threading.get_ident() not in threads
 
 
 def test_waiting_for_a_cache_does_not_block(slow: Gemma) -> None:
@@ -982,6 +843,34 @@ def test_ending_a_reply_does_not_block(slow: Gemma, how: str) -> None:
         assert stream.result().usage.completion_tokens <= 2
         assert session.messages[-1].text == (await reader).strip()
         assert session.cache.closed is (how in ("aclose", "both"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["chat", "session"])
+def test_letting_go_of_a_reply_does_not_block(slow: Gemma, kind: str) -> None:
+    async def main() -> None:
+        step = HeldStep()
+        session = Session(slow, capacity_tokens=4096)
+        cache = create_kv_cache(slow.config)
+        if kind == "chat":
+            stream = await slow.achat(
+                [{"role": "user", "content": "hello"}], stream=True,
+                cache=cache, **step.options,
+            )  # fmt: skip
+        else:
+            stream = await session.astream("hello", **step.options)
+        await anext(stream)
+        await step.begun.wait()
+        del stream
+        assert not step._overdue  # the step still runs
+        step.end()
+        # What was read of it is kept then.
+        if kind == "chat":
+            await wait_in_loop(lambda: len(cache))
+        else:
+            await session.asend("more", max_tokens=1)
+            assert session.turns == 2 and session.messages[1].incomplete
 
     asyncio.run(main())
 

@@ -397,6 +397,18 @@ def test_not_a_cache(tiny: Gemma, cache: Any) -> None:
         tiny.generate_batch([cache], [[5]])
 
 
+def test_a_session_is_no_model(tiny: Gemma) -> None:
+    session: Any = gemmakv.Session(tiny)
+    uses: dict[str, Any] = {
+        "gemma": lambda: gemmakv.Session(session),
+        "draft": lambda: tiny.generate([2], draft=session),
+    }
+    for name, use in uses.items():
+        words = f"{name}: expected a Gemma, found <Session of 0 turns"
+        with pytest.raises(gemmakv.ArgumentError, match=words):
+            use()
+
+
 @pytest.mark.parametrize("how", ["generate", "stream", "batch", "logits", "n"])
 def test_prompt_at_the_capacity_and_past_it(
     tiny: Gemma, used: KVCache, how: str

@@ -213,6 +213,28 @@ def test_nothing_keeps_objects_alive(tiny_path: Path) -> None:
     assert [reference() for reference in references] == [None] * 4
 
 
+@pytest.mark.parametrize("kind", ["stream", "chat", "session"])
+def test_a_stream_that_ended_keeps_no_conversation(
+    tiny: Gemma, kind: str
+) -> None:
+    pool = BlockPool()
+    cache = create_kv_cache(tiny, pool=pool)
+    options: Any = {"max_tokens": 3, **NO_END}
+    stream: Any
+    if kind == "stream":
+        stream = tiny.stream(cache, "a", **options)
+    elif kind == "chat":
+        talk = [{"role": "user", "content": "a"}]
+        stream = tiny.chat(talk, stream=True, cache=cache, **options)
+    else:
+        stream = Session(tiny, cache=cache).stream("a", **options)
+    cache_gone = weakref.ref(cache)
+    del cache
+    list(stream)
+    wait_until(lambda: cache_gone() is None and not pool.blocks_in_use)
+    assert stream.result().finish_reason == "length"
+
+
 class Refused(Exception):
     """Of a processor."""
 
@@ -487,6 +509,10 @@ def test_a_closed_cache(tiny: Gemma) -> None:
         lambda: tiny.generate(cache, [1], n=2),
         lambda: tiny.stream(cache, "a"),
         lambda: tiny.logits(cache, [1]),
+        lambda: tiny.score([1], [[2]], cache=cache),
+        lambda: tiny.chat([{"role": "nobody"}], cache=cache),
+        lambda: tiny.chat([{"role": "nobody"}], cache=cache, stream=True),
+        lambda: Session(tiny, cache=cache),
     ]
     for use in uses:
         with pytest.raises(ValueError, match="cache: closed"):
@@ -499,6 +525,24 @@ def test_a_cache_closed_while_it_is_used(tiny: Gemma) -> None:
     next(stream)
     cache.close()
     assert len(list(stream)) == 19
+
+
+def test_a_reply_does_not_open_a_cache_again(tiny: Gemma) -> None:
+    cache = create_kv_cache(tiny.config)
+    talk = [{"role": "user", "content": "a"}]
+    stream = tiny.chat(talk, stream=True, cache=cache, max_tokens=3, **NO_END)
+    next(stream)
+    cache.close()
+    assert stream.result().usage.completion_tokens == 3
+    assert cache.closed
+    session = Session(tiny)
+    stream = session.stream("a", max_tokens=3, **NO_END)
+    next(stream)
+    session.cache.close()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cache: closed"):
+            stream.result()
+    assert session.cache.closed and session.messages == []
 
 
 def test_a_closed_model(tiny_path: Path, tiny: Gemma) -> None:

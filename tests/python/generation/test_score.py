@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 
 import gemmakv
 from gemmakv import Gemma, create_kv_cache
+from gemmakv.generation._scores import choice_ids
 from support import family_models
 from support.family_models import FAMILIES
 
@@ -75,6 +77,25 @@ def test_behind_a_conversation(tiny: Gemma) -> None:
     start = tiny.score("ab", ["c", "d"])
     ids = tiny.score([2, *tiny.tokenizer.encode("ab")], ["c", "d"])
     assert np.array_equal(start, ids)
+
+
+def test_each_choice_costs_the_same() -> None:
+    def calls_of(count: int) -> int:
+        choices = [[3] * 8 + [i] for i in range(count)]
+        calls = 0
+
+        def count_call(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += "call" in event
+
+        sys.setprofile(count_call)
+        try:
+            choice_ids(choices, lambda _, ids: np.array(ids, np.int32))
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert calls_of(800) < 5 * calls_of(200)
 
 
 def test_bad_input(tiny: Gemma) -> None:

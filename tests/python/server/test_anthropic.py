@@ -8,9 +8,10 @@ import pytest
 
 import gemmakv
 from gemmakv.server.app import App
-from support.asgi import NAME, USER, get, post, sse_events
+from support.asgi import NAME, USER, get, make_app, post, sse_events
 from support.chat_cases import Refusing
 from support.extras import needs
+from support.kept import prompts_of
 
 if TYPE_CHECKING:
     from anthropic.types import Message
@@ -26,6 +27,11 @@ def message(app: App, **fields: Any) -> Message:
     response = post(app, PATH, {**SAID, **fields})
     assert response.status_code == 200, response.text
     return Message.model_validate(response.json(), strict=True)
+
+
+def blocks(*given: Any) -> dict[str, Any]:
+    """Messages with one turn of such blocks."""
+    return {"messages": [{"role": "user", "content": list(given)}]}
 
 
 def text_of(found: Message) -> str:
@@ -55,6 +61,7 @@ def test_events(app: App) -> None:
     response = post(app, PATH, {**SAID, "stream": True})
     events = sse_events(response.text)
     assert all(kind == data["type"] for kind, data in events)
+    assert "ping" in dict(events)
     kinds = [kind for kind, _ in events if kind != "ping"]
     deltas = kinds.count("content_block_delta")
     assert kinds == [
@@ -163,7 +170,7 @@ def test_models_in_its_form(app: App) -> None:
             "thinking.type",
         ),
         ({"thinking": {"type": "x"}}, "thinking.type"),
-        ({"thinking": 3}, "thinking.type"),
+        ({"thinking": 3}, "thinking"),
         ({"output_config": {"effort": "most"}}, "output_config.effort"),
         (
             {"context_management": {"edits": [{"type": "clear_tool_uses_1"}]}},
@@ -185,6 +192,28 @@ def test_models_in_its_form(app: App) -> None:
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"system": 5}, "system"),
         ({"system": [{"type": "text"}]}, "system[0].text"),
+        ({"system": [{"type": "image"}]}, "system[0].type"),
+        (blocks({"type": "text", "text": "x"}, {"type": "text", "text": 5}),
+         "messages[0].content[1].text"),
+        (blocks({"text": "x"}), "messages[0].content[0].type"),
+        (blocks("x"), "messages[0].content[0]"),
+        (blocks({"type": "thinking", "thinking": "x"}),
+         "messages[0].content[0].type"),
+        (blocks({"type": "tool_result", "content": [
+            {"type": "search_result", "title": "a", "source": "b",
+             "content": [{"type": "text", "text": {}}]}]}),
+         "messages[0].content[0].content[0].content[0].text"),
+        (blocks({"type": "document", "source": {"type": "base64", "data": ""}}),
+         "messages[0].content[0].source.type"),
+        (blocks({"type": "document", "source": {"type": "text"}}),
+         "messages[0].content[0].source.data"),
+        (blocks({"type": "document", "source": {
+            "type": "content", "content": [{"type": "image"}]}}),
+         "messages[0].content[0].source.content[0].type"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+         "tools[0].type"),
+        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"container": "x"}, "container"),
     ],
 )
 def test_refused_by_name(app: App, fields: dict[str, Any], words: str) -> None:
@@ -202,6 +231,7 @@ def test_hints_that_ask_for_nothing(app: App) -> None:
     """As Claude Code sends them."""
     for fields in (
         {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}},
+        {"thinking": {"type": "between_tools"}},
         {"output_config": {"effort": "high"}}, {"context_management": {}},
         {"context_management": {"edits": []}},
         {"context_management": {"edits": [
@@ -241,6 +271,18 @@ def test_hidden_thoughts_of_others_are_left_out(app: App) -> None:
         assert message.startswith(f"messages[1].content[0].{where}: ")
 
 
+def test_thoughts_come_back_to_a_model_that_has_none(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = prompts_of(app, monkeypatch)
+    thought = {"type": "thinking", "thinking": "Rain?", "signature": "Ev8B"}
+    text = {"type": "text", "text": "Yes."}
+    for reply in ([thought, text], [text]):
+        turn = {"role": "assistant", "content": reply}
+        message(app, messages=[*USER, turn, *USER])
+    assert prompts[0] == prompts[1]
+
+
 @pytest.mark.parametrize("inner, place", [
     ([{"type": "text", "text": "x"}, {"type": "image"}], "content[1].type"),
     ([{"type": "text"}], "content[0].text"), (5, "content"),
@@ -267,3 +309,121 @@ def test_messages_are_named_as_they_were_sent(app: App) -> None:
         for path in (PATH, PATH + "/count_tokens"):
             message = post(app, path, body).json()["error"]["message"]
             assert message.startswith("messages[3]"), message
+
+
+TEXT_BLOCKS = [
+    ({"type": "search_result", "title": "Rain", "source": "a.org",
+      "content": [{"type": "text", "text": "3 mm"},
+                  {"type": "text", "text": "4 mm"}],
+      "citations": {"enabled": True}}, "Rain\na.org\n3 mm\n4 mm"),
+    ({"type": "document", "title": "Rain", "context": "Of May.",
+      "source": {"type": "text", "media_type": "text/plain",
+                 "data": "3 mm"}}, "Rain\nOf May.\n3 mm"),
+    ({"type": "document", "source": {"type": "content", "content": [
+        {"type": "text", "text": "3 mm"}]}}, "3 mm"),
+    ({"type": "tool_reference", "tool_name": "rain"}, "rain"),
+    ({"type": "compaction", "content": "It rained."}, "It rained."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block, text", TEXT_BLOCKS)
+def test_blocks_that_are_text(
+    app: App, monkeypatch: pytest.MonkeyPatch, block: Any, text: str
+) -> None:
+    """In a turn, and in what a tool found."""
+    prompts = prompts_of(app, monkeypatch)
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    question = {"type": "text", "text": "How much?"}
+
+    def result(content: Any) -> list[dict[str, Any]]:
+        found = {"type": "tool_result", "tool_use_id": "a", "content": content}
+        return [*USER, {"role": "assistant", "content": [call]},
+                {"role": "user", "content": [found]}]  # fmt: skip
+
+    plain = {"type": "text", "text": text + "\n\n"}
+    message(app, **blocks(block, question))
+    message(app, **blocks(plain, question))
+    message(app, messages=result([block]))
+    message(app, messages=result(text))
+    assert prompts[0] == prompts[1] and prompts[2] == prompts[3]
+
+
+OF_A_SERVER = [
+    {"type": "redacted_thinking", "data": "EmwKAhgB"},
+    {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search",
+     "input": {"query": "rain"}},
+    {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1",
+     "content": [{"type": "web_search_result", "url": "https://a.org",
+                  "title": "Rain", "encrypted_content": "Eo8B"}]},
+    {"type": "tool_search_tool_result", "tool_use_id": "srvtoolu_2",
+     "content": {"type": "tool_search_tool_search_result",
+                 "tool_references": [
+                     {"type": "tool_reference", "tool_name": "rain"}]}},
+    {"type": "mcp_tool_use", "id": "mcptoolu_1", "name": "f",
+     "server_name": "s", "input": {}},
+    {"type": "mcp_tool_result", "tool_use_id": "mcptoolu_1",
+     "content": [{"type": "text", "text": "3 mm"}]},
+    {"type": "compaction", "content": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_blocks_of_a_server_are_left_out_by_name(
+    app: App, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """A conversation that began where tools run in the server goes on."""
+    prompts = prompts_of(app, monkeypatch)
+    text = {"type": "text", "text": "3 mm."}
+    upload = {"type": "container_upload", "file_id": "file_1"}
+
+    def said(user: list[Any], *reply: Any) -> dict[str, Any]:
+        turns = [{"role": "user", "content": [*user, text]},
+                 {"role": "assistant", "content": reply}, *USER]  # fmt: skip
+        return {**SAID, "messages": turns, "stream": stream}
+
+    body = said([upload], *OF_A_SERVER, text)
+    answer = post(app, PATH, body)
+    assert answer.status_code == 200, answer.text
+    assert post(app, PATH, said([], text)).status_code == 200
+    assert prompts[0] == prompts[1]
+    expected = ["messages[0].content[0]"] + [
+        f"messages[1].content[{i}]" for i in range(len(OF_A_SERVER))
+    ]
+    counted = post(app, PATH + "/count_tokens", body)
+    for found in (answer, counted):
+        ignored = found.headers["x-gemmakv-ignored"].split(", ")
+        assert [one for one in ignored if "messages" in one] == expected
+
+
+def test_fields_that_mean_nothing_here_are_named(app: App) -> None:
+    fields = {"metadata": {"user_id": "me"}, "service_tier": "auto",
+              "mcp_servers": []}  # fmt: skip
+    thinking = {"type": "adaptive", "display": "omitted"}
+    answer = post(app, PATH, {**SAID, **fields, "thinking": thinking})
+    assert answer.headers["x-gemmakv-ignored"] == (
+        ", ".join([*fields, "thinking.display"])
+    )
+
+
+def test_any_name_if_the_operator_says_so(
+    app: App, shared: gemmakv.Gemma
+) -> None:
+    """As clients ask that have names of their own; the answer repeats it."""
+    name = "claude-sonnet-4-5-20250929"
+    body = {**SAID, "model": name}
+    refused = post(app, PATH, body)
+    assert refused.status_code == 404
+    assert refused.json()["error"]["type"] == "not_found_error"
+    anything = make_app(shared, served_model_name=("*", NAME))
+    for path in (PATH, PATH + "/count_tokens"):
+        answer = post(anything, path, body)
+        assert answer.status_code == 200, answer.text
+    found = post(anything, PATH, body)
+    assert found.json()["model"] == name
+    events = sse_events(post(anything, PATH, {**body, "stream": True}).text)
+    assert events[0][1]["message"]["model"] == name
+    unnamed = {k: v for k, v in SAID.items() if k != "model"}
+    assert post(anything, PATH, unnamed).json()["model"] == NAME
+    [listed] = get(anything, "/v1/models").json()["data"]
+    assert listed["id"] == NAME
+    assert get(anything, f"/v1/models/{name}").json()["id"] == name

@@ -196,7 +196,6 @@ def test_json_schema(app: App) -> None:
         ({"logit_bias": [[1]]}, "logit_bias"),
         ({"logit_bias": True}, "logit_bias"),
         ({"n_cmpl": 2}, "n_cmpl"),
-        ({"return_progress": True}, "return_progress"),
         ({"session": "x"}, "session"),
         ({"prompt": "long " * 4000}, "prompt"),
     ],
@@ -207,6 +206,24 @@ def test_refused_by_name(app: App, fields: dict[str, Any], words: str) -> None:
     found = response.json()["error"]
     assert all(one in found["message"] for one in words.split()), found
     assert found["code"] == 400
+
+
+def test_progress_of_the_prompt(app: App) -> None:
+    """It rises from what the cache had to all of it, before any text."""
+    fields = {"prompt": "one two three " * 60, "return_progress": True}
+    told = [chunk.get("prompt_progress") for chunk in stream(app, **fields)]
+    count = sum(one is not None for one in told)
+    assert count and None not in told[:count]
+    assert not any("prompt_progress" in chunk for chunk in stream(app))
+    again = stream(app, **fields)
+    said = [c["prompt_progress"] for c in again if "prompt_progress" in c]
+    total, cached = again[-1]["tokens_evaluated"], again[-1]["tokens_cached"]
+    done = [one["processed"] for one in said]
+    assert done == sorted(set(done)) and done[-1] == total > cached > 0
+    assert said[-1]["cache"] == cached and said[-1]["time_ms"] >= 0
+    assert {one["total"] for one in said} == {total}
+    whole = complete(app, **fields)  # no stream: nothing to tell
+    assert whole["content"] == "".join(chunk["content"] for chunk in again)
 
 
 def test_client_vanishes(app: App) -> None:

@@ -109,9 +109,9 @@ def _called(id: Any) -> list[dict[str, Any]]:
          "5"),
         (_MESSAGES, {"messages": [{"role": "user", "content": 5}]},
          "messages[0].content", "5"),
-        (_MESSAGES, {"tool_choice": {"type": {}}}, "tool_choice.type", "'{}'"),
+        (_MESSAGES, {"tool_choice": {"type": {}}}, "tool_choice.type", "{}"),
         (_MESSAGES + "/count_tokens", {"tool_choice": {"type": []}},
-         "tool_choice.type", "'[]'"),
+         "tool_choice.type", "[]"),
         (_MESSAGES, _block(type="tool_result", tool_use_id=[]),
          "messages[0].content[0].tool_use_id", "[]"),
         (_MESSAGES, {"messages": [

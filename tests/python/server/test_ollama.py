@@ -110,6 +110,8 @@ def test_what_is_there(app: App) -> None:
     assert shown["model_info"]["general.architecture"] == "gemma3"
     assert "completion" in shown["capabilities"]
     assert shown["details"]["family"] == "gemma3"
+    for model in (found.models[0], ps.models[0]):
+        assert model.size is not None and model.digest and model.details
     [loaded] = get(app, "/api/ps").json()["models"]
     assert loaded["context_length"] == 4096 and loaded["size_vram"] == 0
     assert datetime.datetime.fromisoformat(loaded["expires_at"]).year == 9999
@@ -139,6 +141,9 @@ def test_what_clients_send_by_default(app: App) -> None:
         found = post(app, "/api/chat", said)
         assert found.status_code == 200, found.text
         assert found.json()["message"] == plain["message"]
+    ignored = found.headers["x-gemmakv-ignored"].split(", ")
+    assert "options.num_ctx" in ignored
+    assert not {"options.num_predict", "options.stop"} & {*ignored}
 
 
 def test_penalties_of_no_tokens_are_off(app: App) -> None:
@@ -177,6 +182,14 @@ def test_penalties_of_no_tokens_are_off(app: App) -> None:
         ({"messages": [{"role": "user", "content": "x", "images": ["a"]}]},
          "messages[0].images"),
         ({"messages": [{"role": "x", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]},
+         "messages[0].content"),
+        ({"messages": [*USER, {"role": "assistant", "thinking": 5}]},
+         "messages[1].thinking"),
+        ({"options": {"stop": 5}}, "options.stop"),
+        ({"options": {"xtc_probability": 0.5}}, "options.xtc_probability"),
+        ({"keep_alive": []}, "keep_alive"),
     ],
 )  # fmt: skip
 def test_refused_by_name(app: App, fields: dict[str, Any], words: str) -> None:
@@ -190,6 +203,29 @@ def test_other_model(app: App) -> None:
     response = post(app, "/api/chat", {"model": "llama9", "messages": USER})
     assert response.status_code == 404
     assert "llama9" in response.json()["error"]
+
+
+@pytest.mark.parametrize("fields", [
+    {"images": ["aGk="]}, {"suffix": "x"}, {"template": "x"},
+    {"context": [5]}, {"session": "x"},
+])  # fmt: skip
+def test_generate_refuses_by_name(app: App, fields: dict[str, Any]) -> None:
+    body = {"model": NAME, "prompt": "x", **fields}
+    response = post(app, "/api/generate", body)
+    assert response.status_code == 400, response.text
+    [name] = fields
+    assert response.json()["error"].startswith(f"{name}: ")
+
+
+def test_any_name_if_the_operator_says_so(shared: gemmakv.Gemma) -> None:
+    app = make_app(shared, served_model_name=(NAME, "*"), max_model_len=256)
+    name = "gemma3:latest"
+    body = {"model": name, "messages": USER, "options": SAID}
+    for line in lines(app, "/api/chat", body):
+        assert line["model"] == name
+    [tag] = get(app, "/api/tags").json()["models"]
+    assert tag["name"] == NAME
+    assert post(app, "/api/show", {"model": name}).status_code == 200
 
 
 # Of llama-server.

@@ -82,6 +82,26 @@ def test_stream_says_the_same(app: App) -> None:
     assert all(c.usage is None for c in found)
 
 
+def test_progress_of_the_prompt(app: App) -> None:
+    """As llama-server says it: after the opening chunk, before any text."""
+    long = [{"role": "user", "content": "many words " * 100}]
+    found = chunks(app, messages=long, return_progress=True)
+    told = [(c.model_extra or {}).get("prompt_progress") for c in found]
+    said = [one for one in told if one is not None]
+    assert said and told[1 : len(said) + 1] == said
+    total = app.service.render(long).size if app.service else 0
+    assert said[-1]["processed"] == said[-1]["total"] == total
+    assert all(0 <= one["cache"] <= one["processed"] for one in said)
+    assert chat(app, messages=long, return_progress=True)
+    plain = chunks(app, messages=long, return_progress=False)
+    assert not any("prompt_progress" in (c.model_extra or {}) for c in plain)
+    text, same = (
+        "".join(c.choices[0].delta.content or "" for c in one)
+        for one in (found, plain)
+    )
+    assert text == same
+
+
 def test_include_usage(app: App) -> None:
     found = chunks(app, stream_options={"include_usage": True})
     last = found[-1]

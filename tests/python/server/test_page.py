@@ -205,8 +205,14 @@ def test_stream_and_reload(tab: Tab, server: ServerProcess) -> None:
     assert sum(spent["cached"].values()) == used["cached_tokens"] > 500
     cost = page.locator("#turns > .turn").nth(1).locator(".cost")
     expect(cost).to_contain_text(f"RAM {used['cached_tokens']:,}")
-    expect(cost).to_contain_text(f"Prompt {used['prompt_tokens']:,} tokens")
-    expect(cost).to_contain_text("tokens/s")
+    took = page.locator("#turns > .turn").nth(1).locator(".took")
+    expect(took).to_have_text(re.compile(
+        rf"^{used['completion_tokens']} tokens, the first after \d.* m?s, then "
+        r"[\d,.]+ a second\. Of the prompt’s "
+        rf"{used['prompt_tokens']:,} tokens, the first "
+        rf"{used['cached_tokens']:,} came from RAM and \d+ were "
+        r"computed \(.+\)\.$"
+    ))
     page.get_by_label("Your message").fill("not sent yet")
     page.reload()
     expect(page.get_by_label("Your message")).to_have_value("not sent yet")
@@ -313,6 +319,200 @@ def test_fork_edit_rewind_compare(tab: Tab, server: ServerProcess) -> None:
     })  # fmt: skip
     expect(page.locator(".said.user").first).to_contain_text("something else")
     expect(page.locator("#error")).to_contain_text("Turn 1 of edited.json was")
+
+
+def name_of(page: Any) -> Any:
+    return page.get_by_role("heading", level=2).first
+
+
+@pytest.mark.slow
+def test_again(tab: Tab, server: ServerProcess) -> None:
+    """Another reply comes into the place of the last one, which a fork has."""
+    page = tab()
+    page.locator("#options summary").click()
+    page.get_by_label("Temperature").fill("1.5")
+    page.get_by_label("Seed").fill("3")
+    id = begun(page, "river", "second")
+    before = session(server, id)["turns"]
+    expect(page.get_by_role("button", name="Again turn 1")).to_have_count(0)
+    page.get_by_role("button", name="Again turn 2").click()
+    former = page.get_by_role("button", name="Go to river (2)")
+    expect(former).to_be_visible()
+    expect(page.locator("#turns > .turn")).to_have_count(2)
+    expect(page.locator("#turns > .turn").last).to_be_focused()
+    now = session(server, id)["turns"]
+    assert now[0] == before[0] and now[1]["parent"] == before[0]["id"]
+    assert now[1]["messages"] == before[1]["messages"]
+    assert now[1]["reply"] != before[1]["reply"]
+    assert turns_of(page)[1] == now[1]["reply"]["content"].strip()
+    # A draft is nobody's business.
+    page.get_by_label("Your message").fill("a draft")
+    former.click()
+    expect(name_of(page)).to_have_text("river (2)")
+    fork = page.evaluate("location.hash.slice(1)")
+    assert session(server, fork)["turns"] == before
+    page.get_by_role("button", name="Go to river", exact=True).click()
+    expect(page.get_by_label("Your message")).to_have_value("a draft")
+    # So it is with the first turn, where they have none in common.
+    page.get_by_label("Your message").fill("")
+    alone = begun(page, "alone")
+    page.keyboard.press("Escape")
+    page.keyboard.press("a")
+    page.get_by_role("button", name="Go to alone (2)").click()
+    expect(name_of(page)).to_have_text("alone (2)")
+    item = page.get_by_role("treeitem", name="alone (2), fork at the beginning")
+    expect(item).to_have_attribute("aria-level", "2")
+    page.get_by_role("button", name="Go to alone", exact=True).click()
+    expect(name_of(page)).to_have_text("alone")
+    # The same reply again is told, and kept once.
+    page.get_by_label("Temperature").fill("0")
+    say(page, "cold")
+    page.get_by_role("button", name="Again turn 2").click()
+    expect(page.get_by_role("alert")).to_contain_text("came out the same")
+    expect(page.get_by_role("treeitem", name="alone (")).to_have_count(1)
+    assert len(session(server, alone)["turns"]) == 2
+
+
+@pytest.mark.slow
+def test_an_again_that_fails_leaves_all_as_it_was(
+    tab: Tab, server: ServerProcess
+) -> None:
+    page = tab(allowed=(400,))
+    id = begun(page, "failing")
+    before = session(server, id)["turns"]
+    page.locator("#options summary").click()
+    page.get_by_label("Temperature").fill("-1")
+    page.get_by_role("button", name="Again turn 1").click()
+    expect(page.get_by_role("alert")).to_contain_text("temperature")
+    expect(page.get_by_role("button", name="Again turn 1")).to_be_visible()
+    expect(page.get_by_role("treeitem", name="failing (")).to_have_count(0)
+    # Stopped while the prompt is computed.
+    page.get_by_label("Temperature").fill("1")
+    held: list[Any] = []
+    page.route("**/v1/chat/completions", lambda route: held.append(route))
+    page.get_by_role("button", name="Again turn 1").click()
+    live = page.locator("[data-turn=live]")
+    expect(live).to_contain_text("Waiting")
+    expect(live).to_be_focused()
+    expect(page.locator("#turns > .turn")).to_have_count(1)
+    expect(page.get_by_role("button", name="Again")).to_have_count(0)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Again turn 1")).to_be_visible()
+    expect(page.get_by_role("treeitem", name="failing (")).to_have_count(0)
+    assert len(held) == 1
+    assert session(server, id)["turns"] == before
+
+
+@pytest.mark.slow
+def test_continue(tab: Tab, server: ServerProcess) -> None:
+    """The reply gets longer where it stands."""
+    page = tab()
+    page.locator("#options summary").click()
+    page.get_by_label("Longest reply, tokens").fill("5")
+    id = begun(page, "first")
+    [short] = session(server, id)["turns"]
+    assert short["finish_reason"] == "length"
+    turn = page.locator("#turns > .turn")
+    expect(turn).to_contain_text("Cut off at the limit of tokens.")
+    page.get_by_label("Your message").fill("a draft")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.get_by_role("button", name="Continue turn 1").click()
+    expect(page.locator(f"[data-turn={short['id']}]")).to_have_count(0)
+    expect(page.get_by_role("button", name="Continue turn 1")).to_be_visible()
+    expect(page.get_by_label("Your message")).to_have_value("a draft")
+    [longer] = session(server, id)["turns"]
+    text = short["reply"]["content"]
+    assert longer["reply"]["content"].startswith(text)
+    assert len(longer["reply"]["content"]) > len(text)
+    assert turns_of(page) == [longer["reply"]["content"].strip()]
+    assert "min_tokens" not in asked.value.post_data_json
+    # One that the model ended goes on, too.
+    document = {
+        "format": "gemmakv session", "version": 1, "name": "ended",
+        "turns": [{
+            "messages": [{"role": "user", "content": "hello"}],
+            "reply": {
+                "role": "assistant", "content": "Over.", "reasoning": "Hm.",
+            },
+            "finish_reason": "stop",
+        }],
+    }  # fmt: skip
+    made = server.post("/v1/sessions/import", document).json()
+    page.goto(server.url + "/#" + made["id"])
+    expect(name_of(page)).to_have_text("ended")
+    page.get_by_label("Your message").fill("")
+    page.keyboard.press("Escape")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.keyboard.press("g")
+    assert asked.value.post_data_json["min_tokens"] > 0
+    expect(page.locator(f"[data-turn={made['head']}]")).to_have_count(0)
+    expect(page.get_by_role("button", name="Continue turn 1")).to_be_visible()
+    [turn] = session(server, made["id"])["turns"]
+    assert turn["reply"]["content"].startswith("Over.")
+    assert turn["reply"]["reasoning"] == "Hm."
+
+
+def streamed(*chunks: dict[str, Any]) -> dict[str, Any]:
+    """An answer of these chunks, which then breaks off."""
+    return {
+        "status": 200, "headers": {"content-type": "text/event-stream"},
+        "body": "".join(f"data: {json.dumps(one)}\n\n" for one in chunks),
+    }  # fmt: skip
+
+
+def test_progress_is_shown(tab: Tab) -> None:
+    page = tab()
+    told = {"total": 4000, "cache": 1000, "processed": 1500, "time_ms": 2000}
+    chunks: list[dict[str, Any]] = [{
+        "choices": [{"index": 0, "delta": {}, "finish_reason": None}],
+        "prompt_progress": told,
+    }]  # fmt: skip
+    page.evaluate("""() => {
+      window.seen = [];
+      new MutationObserver(() => {
+        const bar = document.querySelector("[data-turn=live] progress");
+        const state = document.querySelector("[data-turn=live] .end");
+        if (bar?.checkVisibility()) {
+          window.seen.push([bar.value, bar.max, state.textContent]);
+        }
+      }).observe(document.getElementById("turns"),
+                 {subtree: true, childList: true, attributes: true});
+    }""")
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(**streamed(*chunks)),
+    )
+    page.get_by_label("Your message").fill("long")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        page.get_by_label("Your message").press("Enter")
+    assert asked.value.post_data_json["return_progress"] is True
+    expect(page.get_by_role("alert")).to_be_visible()
+    seen = page.evaluate("window.seen")
+    words = "Reading the prompt: 1,500 of 4,000 tokens, about 10 s to go …"
+    assert seen and seen[-1] == [1500, 4000, words]
+    expect(page.locator("#turns progress:visible")).to_have_count(0)
+
+
+@pytest.mark.slow
+def test_progress_of_a_real_prompt(tab: Tab) -> None:
+    page = tab()
+    page.evaluate("""() => {
+      const real = fetch;
+      window.said = new Promise((resolve) => {
+        window.fetch = async (...asked) => {
+          const answer = await real(...asked);
+          if (asked[0] === "v1/chat/completions") {
+            answer.clone().text().then(resolve);
+          }
+          return answer;
+        };
+      });
+    }""")
+    say(page, LONG)
+    text = page.evaluate("window.said")
+    before, found, after = text.partition('"prompt_progress"')
+    assert found and not re.search(r'"content":"[^"]', before)
+    assert re.search(r'"content":"[^"]', after)
 
 
 @pytest.mark.slow
@@ -640,6 +840,28 @@ def test_narrow(tab: Tab) -> None:
     page.get_by_role("button", name="Close").click()
     page.get_by_role("button", name="Keyboard shortcuts").click()
     assert not wide(page)
+    heading = page.get_by_role("dialog").get_by_role("heading")
+    expect(heading).to_be_in_viewport()
+
+
+@pytest.mark.slow
+def test_fingers_find_what_they_press(tab: Tab) -> None:
+    page = tab(
+        viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True
+    )
+    say(page, "hello")
+    page.locator("#options summary").tap()
+    small = """() => [...document.querySelectorAll(
+      "button, summary, input, select, textarea, [role=treeitem] > .row")]
+      .filter((one) => one.checkVisibility())
+      .map((one) => [one.getBoundingClientRect(), one.outerHTML])
+      .filter(([box]) => Math.min(box.width, box.height) < 36)
+      .map(([, text]) => text)"""
+    assert page.evaluate(small) == []
+    assert not wide(page)
+    page.get_by_role("button", name="Conversations").tap()
+    expect(page.get_by_role("tree")).to_be_visible()
+    assert page.evaluate(small) == []
 
 
 CONTRAST = """() => {
@@ -762,6 +984,8 @@ def test_keys_and_nothing_kept(
         say(page, "second")
         cost = page.locator("#turns > .turn").nth(1).locator(".cost")
         expect(cost).to_contain_text("RAM")
+        took = page.locator("#turns > .turn").nth(1).locator(".took")
+        expect(took).to_contain_text("the first after")
         page.get_by_role("button", name="Fork turn 1").click()
         expect(page.locator("#turns > .turn")).to_have_count(1)
         say(page, "another")
@@ -775,8 +999,24 @@ def test_keys_and_nothing_kept(
         page.get_by_role("button", name="Rewind turn 1").click()
         dialog.get_by_role("button", name="Rewind").click()
         expect(page.locator("#turns > .turn")).to_have_count(1)
-        # What was read of a reply that was stopped stays in the page.
+        # Another reply to the last message, and a longer one.
         page.locator("#options summary").click()
+        page.get_by_label("Temperature").fill("1.5")
+        [former] = turns_of(page)
+        page.get_by_role("button", name="Again turn 1").click()
+        expect(page.get_by_role("button", name="Again turn 1")).to_be_visible()
+        [now] = turns_of(page)
+        assert now != former
+        expect(
+            page.get_by_role("treeitem", name="fork at the beginning")
+        ).to_have_count(1)
+        page.get_by_role("button", name="Continue turn 1").click()
+        expect(page.get_by_role("button", name="Again turn 1")).to_be_visible()
+        expect(page.locator("#turns > .turn")).to_have_count(1)
+        [longer] = turns_of(page)
+        assert longer.startswith(now) and len(longer) > len(now)
+        page.get_by_label("Temperature").fill("0")
+        # What was read of a reply that was stopped stays in the page.
         page.get_by_label("Longest reply, tokens").fill("300000")
         page.get_by_label("Your message").fill("long")
         page.get_by_label("Your message").press("Enter")

@@ -345,6 +345,76 @@ def test_fork_and_rewind(kept: App) -> None:
     assert error(missing, 404)["param"] == "turn"
 
 
+def test_a_turn_takes_the_place_of_the_last(kept: App) -> None:
+    """In one step: until it is whole, the session is as it was."""
+    id = create(kept, name="a")["id"]
+    one, two = (say(kept, id, t)["session"]["turn"] for t in ("one", "two"))
+    fork = act(kept, id, "/fork", {})["id"]
+    before = look(kept, id)["turns"]
+    again = say(kept, id, "two", replaces=two)
+    now = look(kept, id)["turns"]
+    assert [turn["id"] for turn in now] == [one, again["session"]["turn"]]
+    assert now[1]["parent"] == one
+    assert text_of(again) == before[1]["reply"]["content"]  # the same seed
+    assert look(kept, fork)["turns"] == before
+    # The beginning of a reply that gets longer is kept with it.
+    said = [
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": text_of(again)},
+    ]
+    more = say(kept, id, "", messages=said, replaces=now[1]["id"])
+    [_, longer] = look(kept, id)["turns"]
+    assert longer["reply"]["content"] == text_of(again) + text_of(more)
+    assert longer["messages"] == said[:1]
+    # The first one, of which nothing else is left then.
+    act(kept, id, "/rewind", {"turn": one})
+    delete(kept, f"{SESSIONS}/{fork}")
+    first = say(kept, id, "one", replaces=one)["session"]["turn"]
+    assert look(kept, id)["head"] == first
+    gone = post(kept, f"{SESSIONS}/{id}/fork", {"turn": one})
+    assert error(gone, 404)["param"] == "turn"
+
+
+def test_the_thoughts_of_a_reply_that_gets_longer_stay(kept: App) -> None:
+    said = [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "the in", "reasoning": "hm"},
+    ]
+    turn = {"messages": said[:1], "reply": said[1], "finish_reason": "length"}
+    document = {"format": "gemmakv session", "version": 1, "turns": [turn]}
+    made = post(kept, f"{SESSIONS}/import", document).json()
+    del said[1]["reasoning"]
+    say(kept, made["id"], "", messages=said, replaces=made["head"])
+    [longer] = look(kept, made["id"])["turns"]
+    assert longer["reply"]["reasoning"] == "hm"
+    assert longer["reply"]["content"].startswith("the in")
+
+
+def test_only_the_last_turn_is_replaced(kept: App) -> None:
+    id = create(kept)["id"]
+    one, _ = (say(kept, id, t)["session"]["turn"] for t in ("one", "two"))
+    body = {"model": NAME, "messages": USER, "replaces": one}
+    found = error(post(kept, CHAT, {**body, "session": id}), 409)
+    assert (found["code"], found["param"]) == ("session_changed", "replaces")
+    assert len(look(kept, id)["turns"]) == 2
+    assert error(post(kept, CHAT, body), 400)["param"] == "replaces"
+
+
+def test_forks_that_part_at_the_first_turn(kept: App) -> None:
+    a = create(kept, name="a")["id"]
+    one = say(kept, a, "one")["session"]["turn"]
+    b = act(kept, a, "/fork", {})["id"]
+    say(kept, a, "another", replaces=one)
+    parts = ("id", "parent", "parent_turn", "parent_turn_count")
+    found = get(kept, f"{SESSIONS}/tree").json()["data"]
+    assert [[node[name] for name in parts] for node in found] == [
+        [b, a, None, 0], [a, None, None, 0],
+    ]  # fmt: skip
+    delete(kept, f"{SESSIONS}/{a}")
+    [alone] = get(kept, f"{SESSIONS}/tree").json()["data"]
+    assert alone["parent"] is None
+
+
 def test_tree(kept: App) -> None:
     """Each under the oldest that it has the most turns in common with."""
     a = create(kept, name="a")["id"]
@@ -397,6 +467,7 @@ def test_what_turns_took(kept: App, folder: Path) -> None:
         timings = answer["timings"]
         assert spent["prefill_s"] == pytest.approx(timings["prompt_ms"] / 1e3)
         assert spent["decode_s"] == pytest.approx(timings["predicted_ms"] / 1e3)
+        assert spent["first_token_s"] >= spent["prefill_s"] - 0.001
     assert turns[0]["spent"]["cached"] == {}
     assert turns[0]["spent"]["miss_reason"] in (
         "divergent", "cheaper to compute",

@@ -403,7 +403,8 @@ def test_a_schema_is_enforced_in_each_form(app: App, form: Any) -> None:
           for fields, param in (
               ({"output_config": 5}, "output_config"),
               ({"output_config": []}, "output_config"),
-              ({"output_config": {"format": {}}}, "output_config.format"),
+              ({"output_config": {"format": {}}},
+               "output_config.format.type"),
               ({"output_config": {"format": []}}, "output_config.format"),
               ({"output_format": {"type": "json_schema"}},
                "output_format.schema"),

@@ -25,10 +25,11 @@ USER = [{"role": "user", "content": "hello there"}]
 
 
 def make_app(gemma: gemmakv.Gemma, **settings: Any) -> App:
-    """An application that serves `gemma` as "talker"."""
-    chosen = Settings(
-        served_model_name=(NAME,), version=gemmakv.__version__, **settings
-    )
+    """An application that serves `gemma` as "talker", unless the settings
+    name it.
+    """
+    settings = {"served_model_name": (NAME,), **settings}
+    chosen = Settings(version=gemmakv.__version__, **settings)
     return App(chosen, ChatService(gemma, chosen))
 
 

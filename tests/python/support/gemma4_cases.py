@@ -69,6 +69,10 @@ _RESULTS = [
     {"role": "tool", "tool_call_id": "b", "content": [
         {"type": "text", "text": "12 "}, {"type": "text", "text": "h"}]},
 ]  # fmt: skip
+_LOOKED_UP = [
+    {"role": "assistant", "content": " A moment. ", "tool_calls": _CALLS[1:]},
+    _RESULTS[1],
+]
 _SYSTEM = {"role": "system", "content": "Be brief. <|think|> "}
 _ANSWER = {"role": "assistant", "content": "It rains.", "reasoning": "Hm."}
 
@@ -108,4 +112,9 @@ CASES: list[dict[str, Any]] = [
     {"messages": [{**_SYSTEM, "content": [
         {"type": "text", "text": " one "}, {"type": "text", "text": "two"}]},
         _HELLO]},
+    # Text and a call, which the template says after the result.
+    {"messages": [_HELLO, *_LOOKED_UP]},
+    {"messages": [_HELLO, *_LOOKED_UP, _ANSWER],
+     "add_generation_prompt": False},
+    {"messages": [_HELLO, *_LOOKED_UP, *_LOOKED_UP, _ANSWER, _HELLO]},
 ]  # fmt: skip

@@ -9,13 +9,16 @@ common, `streams` how answers leave, `errors` how each API says what is wrong.
 from __future__ import annotations
 
 from gemmakv.server.apis import (
+    anthropic,
     cache,
     chat_completions,
     completion,
     completions,
+    embeddings,
     health,
     llama,
     models,
+    ollama,
     page,
     responses,
     sessions,
@@ -24,10 +27,13 @@ from gemmakv.server.apis import (
 ROUTERS = (
     chat_completions.ROUTER,
     completions.ROUTER,
+    embeddings.ROUTER,
     models.ROUTER,
     responses.ROUTER,
     sessions.ROUTER,
     cache.ROUTER,
+    anthropic.ROUTER,
+    ollama.ROUTER,
     completion.ROUTER,
     llama.ROUTER,
     health.ROUTER,

@@ -87,9 +87,15 @@ class Call:
         return self.owner.narrowed(salt)
 
     @property
+    def served(self) -> list[str]:
+        """The model's names; among them is no *, which stands for any."""
+        names = dict.fromkeys(self.settings.served_model_name)
+        return [name for name in names if name != "*"] or list(names)
+
+    @property
     def model(self) -> str:
         """The model's name in answers."""
-        return self.settings.served_model_name[0]
+        return self.served[0]
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestError for a model that is not served."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any, Literal, NotRequired
 
 from pydantic import Field
@@ -26,12 +26,14 @@ from gemmakv.server.apis.openai import (
 )
 from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.streams import SSE, Reply, answer
+from gemmakv.server.apis.timings import prompt_progress
 from gemmakv.server.apis.tools import arguments_of, read_tools, text_of
 from gemmakv.server.service.errors import invalid, missing, unexpected
 from gemmakv.server.service.events import (
     Called,
     Event,
     Finished,
+    Progress,
     Started,
     Token,
 )
@@ -68,7 +70,13 @@ class ChatBody(CompletionFields):
     thinking: Any = None
     chat_template_kwargs: Any = None
     session: str | None = None
+    replaces: str | None = Field(
+        None, description="The session's last turn, whose place it takes."
+    )
     store: bool | None = None
+    return_progress: bool | None = Field(
+        None, description="How much of the prompt is computed, in a stream."
+    )
 
     def options(self) -> dict[str, Any]:
         found = super().options()
@@ -151,7 +159,7 @@ async def chat_completions(call: CallDep, body: ChatBody) -> Response:
         call.names = {"max_tokens": "max_completion_tokens"}
     if body.session is not None and body.store is False:
         raise invalid("store", "expected true with a session, found false")
-    past = past_of(call, body.session)
+    past = past_of(call, body.session, replaces=body.replaces)
     tools = read_tools(body.tools, body.tool_choice, flat=False)
     call.names = {**call.names, **tools.names}
     request = ChatRequest(
@@ -164,6 +172,7 @@ async def chat_completions(call: CallDep, body: ChatBody) -> Response:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         think=think_of(call, body.said()),
         n=body.n or 1,
+        progress=bool(body.return_progress),
         arrived=call.arrived,
         not_enforced=tools.not_enforced,
     )
@@ -240,6 +249,9 @@ class _Chat(CompletionShape):
         if isinstance(event, Started):
             opening = {"role": "assistant", "content": "", "refusal": None}
             return b"".join(self._delta(i, opening) for i in range(self.rows))
+        if isinstance(event, Progress):
+            more = prompt_progress(event)
+            return self._delta(event.index, {}, more=more)
         if isinstance(event, Token):
             return self._token(event)
         if isinstance(event, Called):
@@ -305,15 +317,15 @@ class _Chat(CompletionShape):
         delta: dict[str, Any],
         logprobs: LogprobList | None = None,
         reason: FinishReason | None = None,
+        more: Mapping[str, Any] = {},
     ) -> bytes:
-        return self.chunk(
-            {
-                "index": index,
-                "delta": delta,
-                "logprobs": logprobs,
-                "finish_reason": reason,
-            }
-        )
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        return self.chunk(choice, more)
 
     def _called(self, event: Called) -> bytes:
         """A part of a call. The text of a custom tool is known, and told,

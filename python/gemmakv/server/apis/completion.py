@@ -17,7 +17,7 @@ from gemmakv.server.apis.openai import seed_of
 from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.sampling import LAST_TOKENS, SAMPLING
 from gemmakv.server.apis.streams import COMMENT, SSE, Reply, answer, sse
-from gemmakv.server.apis.timings import timings
+from gemmakv.server.apis.timings import prompt_progress, timings
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import (
     RequestError,
@@ -25,7 +25,7 @@ from gemmakv.server.service.errors import (
     missing,
     unexpected,
 )
-from gemmakv.server.service.events import Event, Finished, Token
+from gemmakv.server.service.events import Event, Finished, Progress, Token
 from gemmakv.server.service.requests import ChatRequest, penalized
 
 ROUTER = router()
@@ -53,6 +53,7 @@ class CompletionBody(Body):
     ) = None
     n_probs: Whole | None = None
     cache_prompt: bool | None = None
+    return_progress: bool | None = None
     return_tokens: bool | None = None
     json_schema: dict[str, Any] | None = None
     model: str | None = None
@@ -81,6 +82,7 @@ async def completion(call: CallDep, body: CompletionBody) -> Response:
         tenant=call.owner_of(body.cache_salt),
         prompts=prompts,
         options=options,
+        progress=bool(body.return_progress),
         arrived=call.arrived,
     )
     shape = _Completion(call, body, options, texts, several)
@@ -218,6 +220,10 @@ class _Completion:
             sent = self._sent[event.index]
             rest = list(event.generation.token_ids)[sent:]
             return sse(self._end(event, "", rest))
+        if isinstance(event, Progress):
+            said = {"content": "", "tokens": [], "stop": False}
+            index = {"index": event.index, "id_slot": event.index}
+            return sse({**index, **said, **prompt_progress(event)})
         if not isinstance(event, Token):
             return b""
         tokens = [event.token_id] if event.token_id >= 0 else []

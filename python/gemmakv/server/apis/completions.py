@@ -25,6 +25,7 @@ from gemmakv.server.service.events import (
     Called,
     Event,
     Finished,
+    Progress,
     Started,
     Token,
 )
@@ -145,7 +146,7 @@ class _Completion(CompletionShape):
             if logprobs is None:
                 return self.say(event.index, event.text)
             return self._text(event.index, event.text, logprobs)
-        if isinstance(event, Called):
+        if isinstance(event, Called | Progress):
             return b""  # prompts have no tools
         if isinstance(event, Finished):
             return self._text(event.index, "", None, finish_reason(event))

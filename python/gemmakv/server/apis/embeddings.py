@@ -5,161 +5,186 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+from starlette.responses import Response
+from typing_extensions import TypedDict
 
-from gemmakv.server.apis.http import Call
+from gemmakv.server.apis.call import Call, CallDep, JsonResponse
+from gemmakv.server.apis.fields import Body, Whole
+from gemmakv.server.apis.routing import router
 from gemmakv.server.service.errors import RequestError, invalid
 from gemmakv.server.service.requests import EmbedRequest
 
+ROUTER = router()
 _TEXTS = 2048  # the original's limit
-_FORMATS = ("float", "base64")
+_NAMES = {"texts": "input", "dim": "dimensions"}
+
+Format = Literal["float", "base64"]
 
 
-class EmbeddingsBody(msgspec.Struct, kw_only=True):
-    """`prompt` is ours: a name of the model's, or a text with {text}."""
+class EmbeddingsBody(Body):
+    """`prompt` is ours: a name of the model's, or a text with {text}. Token
+    ids are plain integers: there may be very many.
+    """
 
     input: str | list[str | int | list[int]]
     model: str | None = None
-    dimensions: int | None = None
-    encoding_format: str | None = None
+    dimensions: Whole | None = None
+    encoding_format: Format | None = None
     prompt: str | None = None
 
 
-class Embedding(msgspec.Struct):
+class Embedding(TypedDict):
     """`embedding`: numbers, or base64 of their float32, little-endian."""
 
+    object: Literal["embedding"]
     index: int
     embedding: list[float] | str
-    object: str = "embedding"
 
 
-class EmbeddingUsage(msgspec.Struct):
+class EmbeddingUsage(TypedDict):
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingList(msgspec.Struct):
+class CreateEmbeddingResponse(TypedDict):
+    object: Literal["list"]
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
-    object: str = "list"
 
 
-class OllamaEmbedBody(msgspec.Struct, kw_only=True):
+class OllamaEmbedBody(Body):
     model: str
     input: str | list[str] | None = None
     truncate: bool | None = None
-    dimensions: int | None = None
+    dimensions: Whole | None = None
 
 
-class OllamaEmbeddings(msgspec.Struct):
+class EmbedResponse(TypedDict):
+    """Durations are in nanoseconds."""
+
     model: str
     embeddings: list[list[float]]
-    total_duration: int = 0
-    load_duration: int = 0
-    prompt_eval_count: int = 0
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
 
 
-class OllamaEmbeddingBody(msgspec.Struct, kw_only=True):
+class OllamaEmbeddingsBody(Body):
     model: str
     prompt: str | None = None
 
 
-class OllamaEmbedding(msgspec.Struct):
+class EmbeddingsResponse(TypedDict):
     embedding: list[float]
 
 
-async def embeddings(call: Call) -> None:
-    body, _ = await call.json(EmbeddingsBody)
+@ROUTER.post(
+    "/v1/embeddings",
+    response_model=CreateEmbeddingResponse,
+    summary="OpenAI's embeddings, which a model that writes text refuses",
+)
+async def embeddings(call: CallDep, body: EmbeddingsBody) -> Response:
+    call.takes(body)
     call.check_model(body.model)
     _require(call)
-    kind = body.encoding_format or "float"
-    if kind not in _FORMATS:
-        raise invalid(
-            "encoding_format",
-            f"expected {' or '.join(_FORMATS)}, found {kind[:40]!r}",
-        )
-    vectors, tokens = await call.chat.embed(
+    call.names = _NAMES
+    vectors, tokens = await call.service.embed(
         EmbedRequest(
             tenant=call.owner,
             texts=_texts(body.input),
             dim=body.dimensions,
             prompt=body.prompt,
-            names={"texts": "input", "dim": "dimensions"},
             arrived=call.arrived,
         )
     )
-    await call.answer(
-        EmbeddingList(
-            [
-                Embedding(index, _encoded(vector, kind))
-                for index, vector in enumerate(vectors)
-            ],
-            call.name,
-            EmbeddingUsage(tokens, tokens),
-        )
-    )
+    form = body.encoding_format or "float"
+    found: CreateEmbeddingResponse = {
+        "object": "list",
+        "data": [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _encoded(vector, form),
+            }
+            for index, vector in enumerate(vectors)
+        ],
+        "model": body.model or call.model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    return JsonResponse(found)
 
 
-async def ollama_embed(call: Call) -> None:
-    body, _ = await call.json(OllamaEmbedBody)
+@ROUTER.post(
+    "/api/embed",
+    response_model=EmbedResponse,
+    summary="Ollama's embeddings, which a model that writes text refuses",
+)
+async def ollama_embed(call: CallDep, body: OllamaEmbedBody) -> Response:
+    call.takes(body)
     call.check_model(body.model)
     _require(call)
+    call.names = _NAMES
     given = body.input
     texts: list[str] = [given] if isinstance(given, str) else given or []
-    # What only has the model loaded.
-    if not texts or given == "":
-        await call.answer(OllamaEmbeddings(body.model, []))
-        return
-    vectors, tokens = await call.chat.embed(
-        EmbedRequest(
-            tenant=call.owner,
-            texts=_limited(texts),
-            dim=body.dimensions,
-            truncate=body.truncate is not False,
-            names={"texts": "input", "dim": "dimensions"},
-            arrived=call.arrived,
+    found: EmbedResponse = {
+        "model": body.model,
+        "embeddings": [],
+        "total_duration": 0,
+        "load_duration": 0,
+        "prompt_eval_count": 0,
+    }
+    if texts and given != "":  # the others only have the model loaded
+        vectors, found["prompt_eval_count"] = await call.service.embed(
+            EmbedRequest(
+                tenant=call.owner,
+                texts=_limited(texts),
+                dim=body.dimensions,
+                truncate=body.truncate is not False,
+                arrived=call.arrived,
+            )
         )
-    )
-    await call.answer(
-        OllamaEmbeddings(
-            body.model,
-            vectors.tolist(),
-            total_duration=int(1e9 * (time.monotonic() - call.arrived)),
-            prompt_eval_count=tokens,
-        )
-    )
+        found["embeddings"] = vectors.tolist()
+        found["total_duration"] = int(1e9 * (time.monotonic() - call.arrived))
+    return JsonResponse(found)
 
 
-async def ollama_embeddings(call: Call) -> None:
-    body, _ = await call.json(OllamaEmbeddingBody)
+@ROUTER.post(
+    "/api/embeddings",
+    response_model=EmbeddingsResponse,
+    summary="Their former form, of one text",
+)
+async def ollama_embeddings(
+    call: CallDep, body: OllamaEmbeddingsBody
+) -> Response:
+    call.takes(body)
     call.check_model(body.model)
     _require(call)
-    if not body.prompt:
-        await call.answer(OllamaEmbedding([]))
-        return
-    vectors, _ = await call.chat.embed(
-        EmbedRequest(
-            tenant=call.owner,
-            texts=[body.prompt],
-            truncate=True,
-            names={"texts[0]": "prompt"},
-            arrived=call.arrived,
+    call.names = {"texts[0]": "prompt"}
+    found: EmbeddingsResponse = {"embedding": []}
+    if body.prompt:
+        vectors, _ = await call.service.embed(
+            EmbedRequest(
+                tenant=call.owner,
+                texts=[body.prompt],
+                truncate=True,
+                arrived=call.arrived,
+            )
         )
-    )
-    await call.answer(OllamaEmbedding(vectors[0].tolist()))
+        found["embedding"] = vectors[0].tolist()
+    return JsonResponse(found)
 
 
 def _require(call: Call) -> None:
-    if call.chat.gemma.config.bidirectional:
+    if call.service.gemma.config.bidirectional:
         return
     raise RequestError(
         400,
-        f"model: expected one that gives embeddings, found {call.name!r}, "
+        f"model: expected one that gives embeddings, found {call.model!r}, "
         "which writes text",
         param="model",
         code="model_not_supported",
@@ -189,9 +214,9 @@ def _limited(texts: Sequence[Any]) -> Sequence[Any]:
 
 
 def _encoded(
-    vector: npt.NDArray[np.float32], kind: str
+    vector: npt.NDArray[np.float32], form: Format
 ) -> list[float] | str:
-    if kind == "float":
+    if form == "float":
         floats: list[float] = vector.tolist()
         return floats
     return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

@@ -7,7 +7,7 @@ from typing import Any
 from gemmakv.conversations import new_id
 from gemmakv.server.apis.call import Call
 from gemmakv.server.service.chat import ChatService
-from gemmakv.server.service.errors import RequestError
+from gemmakv.server.service.errors import RequestError, invalid
 from gemmakv.server.service.history import History
 from gemmakv.server.service.requests import Past
 
@@ -39,15 +39,21 @@ def owner_in(call: Call) -> str:
 
 
 def past_of(
-    call: Call, session: str | None, system: str | None = None
+    call: Call,
+    session: str | None,
+    system: str | None = None,
+    replaces: str | None = None,
 ) -> Past | None:
     """What a request with a `session` follows; None without. `system` is what
-    the model is told instead of the session's. Raises RequestError.
+    the model is told instead of the session's, `replaces` the session's last
+    turn where the new one takes its place. Raises RequestError.
     """
     if session is None:
+        if replaces is not None:
+            raise invalid("replaces", "expected a session with it, found none")
         return None
     kept(call, "session")
-    return Past(new_id("resp"), session, system=system)
+    return Past(new_id("resp"), session, system=system, replaces=replaces)
 
 
 def named(past: Past | None) -> dict[str, Any]:

@@ -63,7 +63,7 @@ async def models(
     call: CallDep, query: Annotated[ModelsQuery, QueryField()]
 ) -> Response:
     """Of Anthropic's pages only those who ask for them are told."""
-    names = list(dict.fromkeys(call.settings.served_model_name))
+    names = call.served
     first = _place(names, "after_id", query.after_id, -1) + 1
     end = _place(names, "before_id", query.before_id, len(names))
     within = names[first:end]

@@ -6,29 +6,23 @@ import datetime
 import re
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired
 
-import msgspec
+from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from gemmakv.chat._templates import call_form
 from gemmakv.errors import brief
 from gemmakv.generation._result import ToolCall
-from gemmakv.server.apis.body import Salt
-from gemmakv.server.apis.http import (
-    NDJSON,
-    Call,
-    Called,
-    Ended,
-    Event,
-    Finished,
-    Reply,
-    Token,
-    ndjson,
-    serve,
-)
+from gemmakv.server.apis.call import Call, CallDep, JsonResponse
+from gemmakv.server.apis.errors import ollama_error
+from gemmakv.server.apis.fields import Body, Salt, Whole
+from gemmakv.server.apis.kept import named, past_of
 from gemmakv.server.apis.logprobs import Logprobs, has_logprob
-from gemmakv.server.apis.openai import refuse, renamed, seed_of
-from gemmakv.server.apis.sessions import named, past_of
+from gemmakv.server.apis.openai import seed_of
+from gemmakv.server.apis.routing import router, streams
+from gemmakv.server.apis.streams import NDJSON, Reply, answer, ndjson
+from gemmakv.server.apis.unsupported import UNSUPPORTED
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import (
     RequestError,
@@ -37,8 +31,16 @@ from gemmakv.server.service.errors import (
     thoughtless,
     unexpected,
 )
-from gemmakv.server.service.requests import ChatRequest, penalized, whole
+from gemmakv.server.service.events import (
+    Called,
+    Ended,
+    Event,
+    Finished,
+    Token,
+)
+from gemmakv.server.service.requests import ChatRequest, penalized
 
+ROUTER = router()
 # No seconds, in a number or a text: 0, "0", "0s", "0h0m".
 _NO_TIME = re.compile(r"[+-]?0+(\.0*)?((ns|us|µs|ms|s|m|h)[0.nuµmsh]*)?")
 # In the name of a model: gemma-3-270m, gemma-2-9b.
@@ -56,10 +58,6 @@ _OPTIONS = {"num_predict": "max_tokens", **SAMPLING}
 _NAMES = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
 _NAMES["response_format"] = "format"
 _NAMES["response_format.json_schema.schema"] = "format"
-# Of these, values that change nothing.
-_OPTIONS_NOTHING: dict[str, tuple[Any, ...]] = {
-    "typical_p": (1,), "tfs_z": (1,), "mirostat": (0,),
-}  # fmt: skip
 # Tokens that penalties look at, there and in llama-server, where a request
 # does not say it.
 LAST_TOKENS = 64
@@ -68,81 +66,280 @@ LAST_TOKENS = 64
 _API_VERSION = "0.12.11"
 # When a model goes that stays: there is no end of it.
 _NEVER = "9999-12-31T23:59:59Z"
-_NOTHING: dict[str, tuple[Any, ...]] = {
-    "images": ([],),
-    "suffix": ("",), "template": ("",), "context": ([],),
-}  # fmt: skip
 
 
-class _Common(msgspec.Struct, kw_only=True):
+class Options(Body):
+    """Options that change what is written; others configure how a model is
+    loaded.
+    """
+
+    num_predict: Whole | None = None
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: Whole | None = None
+    stop: str | list[str] | None = None
+    repeat_last_n: Whole | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    penalize_newline: bool | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Returns them by the library's names. Raises RequestError."""
+        found = {
+            ours: getattr(self, theirs)
+            for theirs, ours in _OPTIONS.items()
+            if getattr(self, theirs) is not None
+        }
+        if self.num_predict == -2:  # as much as fits, too
+            found["max_tokens"] = -1
+        if self.seed is not None:
+            found["seed"] = seed_of(self.seed, "options.seed")
+        last, name = self.repeat_last_n, "options.repeat_last_n"
+        found = penalized(found, last, name, LAST_TOKENS)
+        if self.penalize_newline is False:
+            # Line ends are not spared; without a penalty none is to spare.
+            penalized(found, 1, "options.penalize_newline", LAST_TOKENS)
+        return found
+
+
+class BaseGenerateRequest(Body):
+    """The fields of chat and of generate."""
+
     model: str
     stream: bool | None = None
-    options: dict[str, Any] | None = None
+    options: Options | None = None
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    keep_alive: float | str | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Whole | None = None
     cache_salt: Salt | None = None
 
+    def ignored(self) -> list[str]:
+        found = super().ignored()
+        if self.options is None:
+            return found
+        for name, value in self.options.others.items():
+            if value not in UNSUPPORTED.get(name, (value,)):
+                raise missing(f"options.{name}")
+            found.append(f"options.{name}")
+        return found
 
-class ChatBody(_Common, kw_only=True):
-    messages: list[dict[str, Any]] | None = None
+    def generation_options(self) -> dict[str, Any]:
+        """The options of the reply. Raises RequestError."""
+        found = {} if self.options is None else self.options.given()
+        if self.format == "json":
+            found["response_format"] = {"type": "json_object"}
+        elif isinstance(self.format, dict):
+            found["response_format"] = {
+                "type": "json_schema",
+                "json_schema": {"schema": self.format},
+            }
+        if self.logprobs is not None:
+            found["logprobs"] = self.logprobs
+        if self.top_logprobs is not None:
+            found["top_logprobs"] = self.top_logprobs
+            if not self.logprobs:
+                raise unexpected(
+                    "top_logprobs", "logprobs: true with it", self.logprobs
+                )
+        return found
+
+
+class OllamaMessage(Body):
+    """A message of a conversation; its calls are read by the service."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    thinking: str | None = None
+    images: list[Any] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_name: str | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+
+    def chat_fields(self) -> dict[str, Any]:
+        """Returns it as the service has messages."""
+        found: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            found["tool_calls"] = self.tool_calls
+            found["content"] = self.content or None
+        more = {
+            "reasoning": self.thinking or None,
+            "name": self.tool_name or self.name,
+            "tool_call_id": self.tool_call_id,
+        }
+        return found | {k: v for k, v in more.items() if v is not None}
+
+
+class OllamaChatBody(BaseGenerateRequest):
+    messages: list[OllamaMessage] | None = None
     tools: list[dict[str, Any]] | None = None
     session: str | None = None
 
 
-class GenerateBody(_Common, kw_only=True):
+class OllamaGenerateBody(BaseGenerateRequest):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
 
 
-class ShowBody(msgspec.Struct, kw_only=True):
+class OllamaShowBody(Body):
+    """`name` is what `model` was called before."""
+
     model: str | None = None
     name: str | None = None
 
 
-async def chat(call: Call) -> None:
-    body, document = await call.json(ChatBody)
-    options = _checked(call, body, document)
-    think = _think(call, document)
-    said = body.messages or []
+class CalledFunction(TypedDict):
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class MessageCall(TypedDict):
+    id: str
+    function: CalledFunction
+
+
+class ReplyMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    thinking: NotRequired[str]
+    tool_calls: NotRequired[list[MessageCall]]
+
+
+class BaseGenerateResponse(TypedDict):
+    """Durations are in nanoseconds; only the last object of a stream has
+    them.
+    """
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: NotRequired[Literal["stop", "length", "load", "unload"]]
+    total_duration: NotRequired[int]
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    logprobs: NotRequired[list[dict[str, Any]]]
+
+
+class ChatResponse(BaseGenerateResponse):
+    message: ReplyMessage
+    session: NotRequired[dict[str, Any]]
+
+
+class GenerateResponse(BaseGenerateResponse):
+    response: str
+    thinking: NotRequired[str]
+
+
+class ModelDetails(TypedDict):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ListedModel(TypedDict):
+    name: str
+    model: str
+    modified_at: str
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class ListResponse(TypedDict):
+    models: list[ListedModel]
+
+
+class LoadedModel(ListedModel):
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class ProcessResponse(TypedDict):
+    models: list[LoadedModel]
+
+
+class ShowResponse(TypedDict):
+    license: str
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class VersionResponse(TypedDict):
+    version: str
+
+
+@ROUTER.post(
+    "/api/chat",
+    response_model=ChatResponse,
+    responses=streams(NDJSON),
+    summary="Ollama's chat",
+)
+async def chat(call: CallDep, body: OllamaChatBody) -> Response:
+    call.takes(body)
+    call.check_model(body.model)
+    options = body.generation_options()
+    think = _think(call, body)
     past = past_of(call, body.session)
     shape = _Shape(call, body, "message", named(past))
-    if not said:
-        await call.answer(shape.loaded(document))
-        return
-    for i, message in enumerate(said):
-        if message.get("images"):
+    if not body.messages:
+        return JsonResponse(shape.loaded(body))
+    for i, message in enumerate(body.messages):
+        if message.images:
             raise missing(f"messages[{i}].images")
-    messages = [_message(message) for message in said]
+    call.names = _NAMES
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
-        messages=messages,
+        messages=[message.chat_fields() for message in body.messages],
         past=past,
         options=options,
         tools=body.tools,
         think=think,
         arrived=call.arrived,
     )
-    with renamed({}, _NAMES):
-        await serve(call, request, shape, body.stream is not False)
+    return await answer(call, request, shape, body.stream is not False)
 
 
-async def generate(call: Call) -> None:
-    body, document = await call.json(GenerateBody)
-    refuse(document, {"session": ()})
-    options = _checked(call, body, document)
-    think = _think(call, document)
+@ROUTER.post(
+    "/api/generate",
+    response_model=GenerateResponse,
+    responses=streams(NDJSON),
+    summary="Ollama's completions",
+)
+async def generate(call: CallDep, body: OllamaGenerateBody) -> Response:
+    call.takes(body)
+    call.check_model(body.model)
+    options = body.generation_options()
+    think = _think(call, body)
     if think and body.raw:
         raise invalid("think", "expected false with raw, found true")
     shape = _Shape(call, body, "response")
     if not body.prompt:
-        await call.answer(shape.loaded(document))
-        return
+        return JsonResponse(shape.loaded(body))
     messages = None
     if not body.raw:
         messages = [{"role": "user", "content": body.prompt}]
         if body.system:
             messages.insert(0, {"role": "system", "content": body.system})
+    call.names = _NAMES
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
         messages=messages,
@@ -151,130 +348,81 @@ async def generate(call: Call) -> None:
         think=think,
         arrived=call.arrived,
     )
-    with renamed({}, _NAMES):
-        await serve(call, request, shape, body.stream is not False)
+    return await answer(call, request, shape, body.stream is not False)
 
 
-async def tags(call: Call) -> None:
-    await call.answer({"models": _models(call)})
+@ROUTER.get("/api/tags", response_model=ListResponse, summary="The model")
+async def tags(call: CallDep) -> Response:
+    found: ListResponse = {"models": _models(call)}
+    return JsonResponse(found)
 
 
-async def ps(call: Call) -> None:
+@ROUTER.get(
+    "/api/ps",
+    response_model=ProcessResponse,
+    summary="The model, which is loaded",
+)
+async def ps(call: CallDep) -> Response:
     """The model, which never goes; none of it is in a GPU's memory."""
-    loaded = {
-        "expires_at": _NEVER,
-        "size_vram": 0,
-        "context_length": call.chat.context,
-    }
-    await call.answer({"models": [one | loaded for one in _models(call)]})
+    models: list[LoadedModel] = [
+        {
+            **one,
+            "expires_at": _NEVER,
+            "size_vram": 0,
+            "context_length": call.service.context,
+        }
+        for one in _models(call)
+    ]
+    found: ProcessResponse = {"models": models}
+    return JsonResponse(found)
 
 
-async def show(call: Call) -> None:
-    body, _ = await call.json(ShowBody)
+@ROUTER.post(
+    "/api/show", response_model=ShowResponse, summary="What the model is"
+)
+async def show(call: CallDep, body: OllamaShowBody) -> Response:
     name = body.model or body.name
     if not name:
-        found = body.model if body.name is None else body.name
-        raise unexpected("model", "a name", found)
+        given = body.model if body.name is None else body.name
+        raise unexpected("model", "a name", given)
     call.check_model(name)
-    service = call.chat
-    await call.answer(
-        {
-            "license": "",
-            "modelfile": "",
-            "parameters": "\n".join(
-                f"{key} {value}" for key, value in service.defaults.items()
-            ),
-            "template": service.gemma.chat_template or "",
-            "details": _details(call),
-            "model_info": _model_info(service),
-            "capabilities": _capabilities(service),
-            "modified_at": _STARTED,
-        }
-    )
-
-
-async def version(call: Call) -> None:
-    await call.answer({"version": _API_VERSION})
-
-
-def error_style(error: RequestError, request_id: str) -> tuple[int, object]:
-    del request_id  # in a header
-    return error.status, {"error": error.message}
-
-
-def _checked(
-    call: Call, body: _Common, document: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Generation options of a body that asks for nothing that is not there."""
-    call.check_model(body.model)
-    refuse(document, _NOTHING)
-    given = body.options or {}
-    refuse(
-        {f"options.{k}": v for k, v in given.items()},
-        {f"options.{k}": v for k, v in _OPTIONS_NOTHING.items()},
-    )
-    options = {
-        ours: given[theirs]
-        for theirs, ours in _OPTIONS.items()
-        if given.get(theirs) is not None
+    service = call.service
+    defaults = service.defaults.items()
+    found: ShowResponse = {
+        "license": "",
+        "modelfile": "",
+        "parameters": "\n".join(f"{key} {value}" for key, value in defaults),
+        "template": service.gemma.chat_template or "",
+        "details": _details(service),
+        "model_info": _model_info(call),
+        "capabilities": _capabilities(service),
+        "modified_at": _STARTED,
     }
-    if whole(options.get("max_tokens")) == -2:  # as much as fits, too
-        options["max_tokens"] = -1
-    last, name = given.get("repeat_last_n"), "options.repeat_last_n"
-    options = penalized(options, last, name, LAST_TOKENS)
-    if given.get("penalize_newline") is False:
-        # Line ends are not spared; without a penalty none is there to spare.
-        penalized(options, 1, "options.penalize_newline", LAST_TOKENS)
-    seed = whole(options.get("seed"))
-    if isinstance(seed, int) and not isinstance(seed, bool):
-        options["seed"] = seed_of(seed, "options.seed")
-    form = document.get("format")
-    if form == "json":
-        options["response_format"] = {"type": "json_object"}
-    elif isinstance(form, Mapping):
-        options["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {"schema": form},
-        }
-    elif form not in (None, ""):
-        raise unexpected("format", '"json" or a JSON schema', form)
-    if body.logprobs is not None:
-        options["logprobs"] = body.logprobs
-    if body.top_logprobs is not None:
-        options["top_logprobs"] = body.top_logprobs
-        if not body.logprobs:
-            raise unexpected(
-                "top_logprobs", "logprobs: true with it", body.logprobs
-            )
-    return options
+    return JsonResponse(found)
 
 
-def _message(given: Mapping[str, Any]) -> dict[str, Any]:
-    said = {name: given.get(name) for name in ("role", "content")}
-    if given.get("tool_calls"):
-        said["tool_calls"] = given["tool_calls"]
-        said["content"] = said["content"] or None
-    if given.get("thinking"):
-        said["reasoning"] = given["thinking"]
-    name = given.get("tool_name") or given.get("name")
-    if name is not None:
-        said["name"] = name
-    if given.get("tool_call_id") is not None:
-        said["tool_call_id"] = given["tool_call_id"]
-    return said
+@ROUTER.get(
+    "/api/version",
+    response_model=VersionResponse,
+    summary="The version of Ollama's API",
+)
+async def version(call: CallDep) -> Response:
+    found: VersionResponse = {"version": _API_VERSION}
+    return JsonResponse(found)
 
 
-def _models(call: Call) -> list[dict[str, Any]]:
+def _models(call: Call) -> list[ListedModel]:
+    gemma = call.service.gemma
     return [
         {
             "name": name,
             "model": name,
             "modified_at": _STARTED,
-            "size": call.chat.gemma.packed_weights.nbytes,
-            "digest": call.chat.gemma.fingerprint,
-            "details": _details(call),
+            "size": gemma.packed_weights.nbytes,
+            "digest": gemma.fingerprint,
+            "details": _details(call.service),
         }
-        for name in call.settings.served_model_name
+        for name in call.served
     ]
 
 
@@ -289,28 +437,26 @@ def _capabilities(service: ChatService) -> list[str]:
     return found
 
 
-def _think(call: Call, document: Mapping[str, Any]) -> bool | None:
-    think = document.get("think")
-    if think is None or think is False:
+def _think(call: Call, body: BaseGenerateRequest) -> bool | None:
+    """Whether the model is to think; None where nothing is said of it."""
+    think = body.think
+    if not think:
         return think
-    if think not in (True, "low", "medium", "high"):
-        raise unexpected(
-            "think", 'true, false, "low", "medium" or "high"', think
-        )
-    if not call.chat.can_think:
+    if not call.service.can_think:
         raise thoughtless(
             "think", "false", "true" if think is True else brief(think)
         )
     return True
 
 
-def _model_info(service: ChatService) -> dict[str, Any]:
+def _model_info(call: Call) -> dict[str, Any]:
     """Returns the sizes that clients fit their requests to, by GGUF's names."""
+    service = call.service
     gemma = service.gemma
     config, name = gemma.config, gemma.config.architecture
     return {
         "general.architecture": name,
-        "general.basename": service.settings.served_model_name[0],
+        "general.basename": call.model,
         f"{name}.context_length": service.context,
         f"{name}.embedding_length": config.embedding_dim or config.hidden_size,
         f"{name}.block_count": config.num_layers,
@@ -322,8 +468,8 @@ def _model_info(service: ChatService) -> dict[str, Any]:
     }
 
 
-def _details(call: Call) -> dict[str, Any]:
-    gemma = call.chat.gemma
+def _details(service: ChatService) -> ModelDetails:
+    gemma = service.gemma
     architecture = gemma.config.architecture
     found = _PARAMETERS.search(str(gemma.model_type or ""))
     return {
@@ -337,13 +483,13 @@ def _details(call: Call) -> dict[str, Any]:
 
 
 class _Shape:
-    kind = NDJSON
+    media_type = NDJSON
     ping = b""
 
     def __init__(
         self,
         call: Call,
-        body: _Common,
+        body: BaseGenerateRequest,
         field: str,
         named: Mapping[str, Any] | None = None,
     ) -> None:
@@ -351,7 +497,7 @@ class _Shape:
         self._name = body.model
         self._named = named or {}
         self._field = field
-        self._logprobs = Logprobs(call.chat.tokenizer)
+        self._logprobs = Logprobs(call.service.tokenizer)
         self._wants_logprobs = bool(body.logprobs)
         self._begin = call.arrived
         self._finished: Finished | None = None
@@ -387,13 +533,13 @@ class _Shape:
         }
 
     def failure(self, error: RequestError) -> bytes:
-        return ndjson({"error": error.message})
+        return ndjson(ollama_error(error))
 
-    def loaded(self, document: Mapping[str, Any]) -> dict[str, Any]:
+    def loaded(self, body: BaseGenerateRequest) -> dict[str, Any]:
         """The answer to a request that only has the model loaded, or, by its
         `keep_alive`, not any longer: the model stays either way.
         """
-        kept = str(document.get("keep_alive", "")).strip()
+        kept = str(body.keep_alive).strip()
         reason = "unload" if _NO_TIME.fullmatch(kept) else "load"
         return {**self._head(""), "done": True, "done_reason": reason}
 

@@ -253,8 +253,10 @@ class CompletionShape(ABC):
     @abstractmethod
     def text_chunk(self, index: int, text: str) -> bytes: ...
 
-    def chunk(self, choice: dict[str, Any]) -> bytes:
-        found = {**self.head, "object": self.kind, "choices": [choice]}
+    def chunk(
+        self, choice: dict[str, Any], more: Mapping[str, Any] = {}
+    ) -> bytes:
+        found = {**self.head, "object": self.kind, "choices": [choice], **more}
         if self.wants_usage:
             found["usage"] = None
         return sse(found)

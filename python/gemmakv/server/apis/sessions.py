@@ -17,7 +17,7 @@ from gemmakv.server.apis.kept import kept, owner_in
 from gemmakv.server.apis.routing import router
 from gemmakv.server.service.chat import TOO_LONG
 from gemmakv.server.service.errors import RequestError
-from gemmakv.server.service.history import SPENT, History
+from gemmakv.server.service.history import FIRST, SPENT, History
 
 ROUTER = router()
 _LISTED = 1_000  # characters of a `system` in lists
@@ -80,6 +80,13 @@ class Spent(BaseModel):
     miss_reason: str | None
     prefill_s: float
     decode_s: float
+    first_token_s: Annotated[
+        float | None,
+        Field(
+            description="Seconds from the request to the first token. Null of "
+            "turns that are older."
+        ),
+    ] = None
 
 
 class TurnObject(BaseModel):
@@ -117,7 +124,8 @@ class SessionNode(SessionObject):
         str | None,
         Field(
             description="The session that this one branches off: the oldest "
-            "of those listed that it has the most turns in common with."
+            "of those listed that it has the most turns in common with, or, "
+            "without any, the one that it was forked from."
         ),
     ]
     parent_turn: Annotated[
@@ -316,7 +324,11 @@ def _turn(turn: Turn) -> TurnObject:
         tools=turn.tools,
         finish_reason=turn.reason,
         usage=turn.usage,
-        spent=Spent(**spent) if (spent := turn.params.get(SPENT)) else None,
+        spent=(
+            Spent(**spent, first_token_s=turn.params.get(FIRST))
+            if (spent := turn.params.get(SPENT))
+            else None
+        ),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gemmakv.server.service.events import Progress
+
 
 def timings(
     prompt_tokens: int,
@@ -23,6 +25,18 @@ def timings(
         **_rate("prompt", computed, prefill_s),
         **_rate("predicted", completion_tokens, decode_s),
         **(guesses if drafted else {}),
+    }
+
+
+def prompt_progress(event: Progress) -> dict[str, dict[str, int]]:
+    """How much of the prompt is computed, as llama-server says it."""
+    return {
+        "prompt_progress": {
+            "total": event.total,
+            "cache": event.cached,
+            "processed": event.done,
+            "time_ms": round(event.seconds * 1e3),
+        }
     }
 
 

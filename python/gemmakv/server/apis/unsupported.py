@@ -22,13 +22,14 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     "dynatemp_range": (0,), "xtc_probability": (0,), "dry_multiplier": (0,),
     "top_n_sigma": (-1,), "n_indent": (0,), "t_max_predict_ms": (0, -1),
     "min_keep": (0,), "post_sampling_probs": (False,), "image_data": ([],),
-    "response_fields": ([],), "return_progress": (False,), "lora": ([],),
+    "response_fields": ([],), "lora": ([],),
     "samplers": ([],), "n_cmpl": (1,), "n": (1,), "input_prefix": ("",),
     "input_suffix": ("",), "input_extra": ([],), "session": (),
     "grammar": ("",), "tools": ([],), "tool_choice": ("none", "auto"),
     "reasoning_effort": ("none",), "thinking": ({"type": "disabled"},),
     "chat_template_kwargs": ({},), "background": (False,),
     "context_management": ([],), "mcp_servers": ([],), "container": (),
+    "images": ([],), "template": ("",), "context": ([],),
 }  # fmt: skip
 
 

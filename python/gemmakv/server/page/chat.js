@@ -8,7 +8,7 @@ import {
   tell,
 } from "./state.js";
 import { ofTab } from "./storage.js";
-import { LiveTurn, turnNode } from "./turns.js";
+import { LiveTurn, turnNode, wasCut } from "./turns.js";
 
 const input = $("input");
 // A turn of this page that ended before its time may still hold the session: to
@@ -30,15 +30,22 @@ export function drawChat() {
   $("fresh").hidden = session !== null;
   $("told").hidden = !session?.system;
   $("told").lastElementChild.textContent = session?.system ?? "";
-  const turns = session?.turns ?? [];
+  const here = running?.session === id ? running : null;
+  const turns = (session?.turns ?? []).filter(
+    (turn) => turn.id !== (here?.live && here.replaced?.id));
   const kept = new Map();
   const items = turns.map((turn, i) => {
-    const forks = forksAt(turn.id);
     const last = i === turns.length - 1;
-    const mark = JSON.stringify([id, i, last, forks.map((s) => [s.id, s.name])]);
+    // Where conversations part, the turns of the others are beside this one.
+    const forks = [...forksAt(turns[i - 1]?.id ?? null),
+      ...last && !here ? forksAt(turn.id) : []];
+    const more = last && !here;
+    const mark = JSON.stringify(
+      [id, i, last, more, forks.map((s) => [s.id, s.name])]);
     let found = nodes.get(turn.id);
     if (found?.mark !== mark) {
-      found = { mark, node: turnNode(turn, i, toolsOf(turn, i, last, forks)) };
+      const tools = toolsOf(turn, i, last, more, forks);
+      found = { mark, node: turnNode(turn, i, tools) };
     }
     kept.set(turn.id, found);
     return found.node;
@@ -81,21 +88,24 @@ function takeDraft() {
 
 const sentBy = (id) => `sent:${id ?? ""}`;
 
+// Conversations that part from this one after a turn; null: at the first.
 function forksAt(turn) {
   const { session, sessions } = state;
   const own = sessions.find((one) => one.id === session.id);
+  const parent = own?.parent_turn === turn ? own.parent : null;
   return sessions.filter((one) => one.id !== session.id
-    && (one.parent_turn === turn
-      || (own?.parent_turn === turn && own.parent === one.id)));
+    && (one.id === parent || (one.parent_turn === turn && (turn !== null
+      || one.parent === session.id || (parent && one.parent === parent)))));
 }
 
 const forkIcon = () => svg("svg", {
   viewBox: "0 0 16 16", width: 12, height: 12, "aria-hidden": "true",
-}, svg("path", { d: "M4 2v12M4 7c0 4 8 2 8 7M12 2v3" }));
+}, svg("path", { d: "M4 2v12M12 2v2c0 4-8 3-8 7" }));
 
-function toolsOf(turn, i, last, forks) {
-  const button = (name, hint, action) => h("button", {
-    class: "quiet", type: "button", "data-do": name.toLowerCase(),
+// `more`: whether there may be another reply, or a longer one.
+function toolsOf(turn, i, last, more, forks) {
+  const button = (name, hint, action, loud = false) => h("button", {
+    class: loud ? "loud" : "quiet", type: "button", "data-do": name.toLowerCase(),
     "aria-label": `${name} turn ${i + 1}`, title: hint,
     onclick: () => attempt(action),
   }, name);
@@ -103,9 +113,14 @@ function toolsOf(turn, i, last, forks) {
     class: "branch", type: "button", "aria-label": `Go to ${nameOf(one)}`,
     onclick: () => attempt(open, one.id),
   }, forkIcon(), nameOf(one)));
+  const plain = turn.messages.length === 1 && turn.messages[0].role === "user";
   return [
-    turn.messages.length === 1 && turn.messages[0].role === "user"
-      ? button("Edit", "Say it otherwise (e)", () => edit(turn, i)) : null,
+    more && plain && goesOn(turn)
+      ? button("Continue", "Have the reply go on (g)", () => goOn(turn),
+        wasCut(turn)) : null,
+    more && plain ? button("Again",
+      "Another reply; a fork keeps this one (a)", () => again(turn)) : null,
+    plain ? button("Edit", "Say it otherwise (e)", () => edit(turn, i)) : null,
     button("Fork", "Go on from here in another conversation (f)",
       () => fork(turn)),
     last ? null
@@ -115,6 +130,8 @@ function toolsOf(turn, i, last, forks) {
     ...others,
   ].filter((one) => one !== null);
 }
+
+const goesOn = ({ reply }) => !reply.tool_calls && textOf(reply).trim();
 
 const scroller = $("scroll");
 const atEnd = () =>
@@ -181,11 +198,11 @@ function edit(turn, i) {
     const text = field.value.trim();
     if (!text || state.running) return;
     const before = session.turns[i - 1]?.id ?? null;
-    let made;
-    if (replace) made = await state.backend.rewind(session.id, before);
-    else if (before === null) {
-      made = await state.backend.create(forkName(), session.system);
-    } else made = await state.backend.fork(session.id, before, forkName());
+    let { id } = session;
+    if (!replace) {
+      ({ id } = await state.backend.fork(id, before ?? turn.id, forkName()));
+    }
+    const made = await state.backend.rewind(id, before);
     close();
     await go(made);
     await send(text);
@@ -213,6 +230,39 @@ function edit(turn, i) {
   said.replaceWith(form);
   form.scrollIntoView({ block: "nearest" });
   field.focus();
+}
+
+// Another reply in place of the last one, which a fork keeps, unless it is the
+// same.
+async function again(turn) {
+  const { session, backend } = state;
+  if (state.running) return;
+  const fork = await backend.fork(session.id, turn.id, forkName());
+  const text = textOf(turn.messages[0]);
+  const made = await send(text, { replaced: turn, options: { seed: undefined } });
+  if (made && textOf(made.reply) !== textOf(turn.reply)) return;
+  await backend.remove(fork.id);
+  await listed();
+  tell();
+  draw();
+  if (made) {
+    failed(new ApiError("The reply came out the same. With a higher temperature "
+      + "(see Options) it may differ."));
+  }
+}
+
+// The last reply gets longer. One that the model ended goes on for some tokens.
+const MORE_TOKENS = 8;
+
+async function goOn(turn) {
+  const { content, reasoning_content: said, reasoning = said } = turn.reply;
+  await send(textOf(turn.messages[0]), {
+    replaced: turn, begun: textOf({ content }), thought: reasoning,
+    options: {
+      chat_template_kwargs: undefined,
+      min_tokens: wasCut(turn) ? undefined : MORE_TOKENS,
+    },
+  });
 }
 
 const enters = (event) =>
@@ -277,34 +327,48 @@ export function stop() {
   state.running?.controller.abort();
 }
 
-export async function send(text) {
-  if (state.running) return;
+// Gives the turn that came of it, or null. `replaced`: the last turn, whose
+// place it takes; `begun`, `thought`: what its reply begins with; `options`:
+// of the request, instead of those that are chosen.
+export async function send(text, { replaced = null, ...more } = {}) {
+  if (state.running) return null;
   allGood();
   const running = {
-    controller: new AbortController(), fresh: true, live: null,
-    session: state.session?.id ?? null,
+    controller: new AbortController(), fresh: true, live: null, replaced, more,
+    session: state.session?.id ?? null, made: null,
   };
   state.running = running;
   state.ghost = null;
-  keepDraft(running.session, "");
-  keepDraft(sentBy(running.session), text);
-  takeDraft();
+  if (!replaced) {
+    keepDraft(running.session, "");
+    keepDraft(sentBy(running.session), text);
+    takeDraft();
+  }
   draw();
   try {
     const session = await sessionFor(text, running);
-    running.live = new LiveTurn(text, session.turns.length);
+    running.live = new LiveTurn(
+      text, session.turns.length - (replaced ? 1 : 0), more.begun, more.thought);
     draw();
-    const turn = await answered(session, text, running);
-    await state.backend.add(session.id, turn);
-    keepDraft(sentBy(session.id), "");
+    if (replaced) running.live.node.focus(); // its button is gone
+    await added(session.id, await answered(session, text, running), running);
   } catch (error) {
     await broken(error, text, running);
   }
   announce("", true);
   await attempt(after, running.session);
+  const focused = running.live?.node.contains(document.activeElement);
   state.running = null;
-  if ((state.session?.id ?? null) === running.session) takeDraft();
+  if (!replaced && (state.session?.id ?? null) === running.session) takeDraft();
   draw();
+  if (focused) $("turns").lastElementChild?.focus();
+  return running.made;
+}
+
+async function added(session, turn, running) {
+  await state.backend.add(session, turn, running.replaced);
+  running.made = turn;
+  if (!running.replaced) keepDraft(sentBy(session), "");
 }
 
 // The server's own account of it.
@@ -336,7 +400,7 @@ async function sessionFor(text, running) {
       state.session = now;
       await listed();
       throw new ApiError("This conversation went on in another tab or program. "
-        + "Look at it, and send your message again.");
+        + "Look at it, then try again.");
     }
   }
   return session;
@@ -345,16 +409,20 @@ async function sessionFor(text, running) {
 // Streams the reply; gives the turn as sessions have it.
 async function answered(session, text, running) {
   const message = { role: "user", content: text };
+  const { live, controller, replaced, more } = running;
+  const messages = more.begun
+    ? [message, { role: "assistant", content: more.begun }] : [message];
   const body = {
-    ...state.backend.request(session, message), ...chosen(),
-    stream: true, stream_options: { include_usage: true },
+    ...state.backend.request(session, messages, replaced), ...chosen(),
+    ...more.options, stream: true, stream_options: { include_usage: true },
+    return_progress: true,
   };
-  const { live, controller } = running;
   let reason = "stop", last = {};
   announce("The model replies. ");
   for await (const chunk of patient(body, controller.signal)) {
     last = chunk;
     running.turn = chunk.session?.turn;
+    if (chunk.prompt_progress) live.progress(chunk.prompt_progress);
     const [choice] = chunk.choices;
     if (!choice) continue;
     reason = choice.finish_reason ?? reason;
@@ -381,6 +449,7 @@ function turnOf(message, live, reason, { usage, timings, cache }) {
     spent: timings ? {
       ...cache, prefill_s: timings.prompt_ms / 1e3,
       decode_s: timings.predicted_ms / 1e3,
+      first_token_s: live.first && (live.first - live.began) / 1e3,
     } : null,
   };
 }
@@ -397,7 +466,7 @@ async function* patient(body, signal) {
       if (broke.session !== body.session
           || asked - broke.time > BUSY_MS) {
         throw new ApiError("Another turn runs in this conversation, in another "
-          + "tab or program. Your message is still here; send it when that has "
+          + "tab or program. Nothing of yours is lost; try again when that has "
           + "ended.", error);
       }
       await new Promise((resolve) => setTimeout(resolve, 300));
@@ -407,8 +476,8 @@ async function* patient(body, signal) {
 
 // A turn that did not come to its end: what there is of it stays in sight.
 async function broken(error, text, running) {
-  const { live, session } = running;
-  if (live?.text || live?.thought) state.ghost = running;
+  const { live, session, replaced } = running;
+  if (live?.first) state.ghost = running;
   if (error.name === "AbortError" || error instanceof Offline) {
     broke = { session, time: performance.now() };
   }
@@ -419,13 +488,14 @@ async function broken(error, text, running) {
     return;
   }
   if (state.backend.kept) {
-    live?.end("Stopped. The server keeps whole turns alone: your message is "
-      + "in its box again.");
+    live?.end(replaced
+      ? "Stopped. The server keeps whole turns alone: the reply above stays."
+      : "Stopped. The server keeps whole turns alone: your message is "
+        + "in its box again.");
   } else if (state.ghost === running) {
     state.ghost = null;
     const message = { role: "user", content: text };
-    await state.backend.add(session, turnOf(message, live, "stopped", {}));
-    keepDraft(sentBy(session), "");
+    await added(session, turnOf(message, live, "stopped", {}), running);
   }
 }
 

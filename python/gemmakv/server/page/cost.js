@@ -1,5 +1,5 @@
-// What a turn took: which tokens the cache gave, from which tier, and why not
-// more; how fast the rest was.
+// What a turn took, as a picture and in words: which tokens the cache gave, from
+// which tier, and why not more; how fast the rest was.
 
 import { h, number, plural, seconds, svg } from "./dom.js";
 
@@ -9,37 +9,73 @@ export const TIERS = {
 
 export const WHY = {
   divergent: "new text",
-  evicted: "evicted meanwhile",
-  "no resume point": "no point near to go on from",
+  evicted: "dropped from the cache meanwhile",
+  "no resume point": "known, but no saved point is near",
   "cheaper to compute": "computing was quicker than loading",
 };
 
-// Of a turn; null where nothing is known.
-export function costNode({ usage, spent }) {
-  if (!usage?.prompt_tokens) return null;
+const PLACES = {
+  ram: "RAM", shared: "shared memory", disk: "disk", remote: "the remote store",
+  cached: "the cache",
+};
+
+// Tokens of a turn's prompt by where they came from: [tier or "computed", count].
+function partsOf({ usage, spent }) {
   const { prompt_tokens: all, cached_tokens: cached = 0 } = usage;
-  const computed = all - cached;
   const tiers = Object.entries(spent?.cached ?? {});
   const known = tiers.reduce((sum, [, count]) => sum + count, 0);
   if (cached > known) tiers.push(["cached", cached - known]);
-  const parts = [...tiers, ["computed", computed]].filter(([, n]) => n > 0);
-  const share = Math.floor((100 * cached) / all);
+  return [...tiers, ["computed", all - cached]].filter(([, n]) => n > 0);
+}
+
+// How much of a turn's prompt was cached, as a picture; null where nothing is
+// known.
+export function costNode(turn) {
+  const { prompt_tokens: all, cached_tokens: cached = 0 } = turn.usage ?? {};
+  if (!all) return null;
+  const parts = partsOf(turn);
   const items = parts.map(([tier, count]) =>
     h("li", {}, h("i", { class: `swatch ${tier}` }),
       `${TIERS[tier] ?? tier} ${number(count)}`));
-  const why = spent?.miss_reason;
-  const reply = usage.completion_tokens ?? 0;
-  const read = spent?.prefill_s > 0
-    ? `, read in ${seconds(spent.prefill_s)}` : "";
-  const speed = spent?.decode_s > 0 && reply > 1
-    ? ` at ${number(Math.round((reply - 1) / spent.decode_s))} tokens/s` : "";
   return h("div", { class: "cost" },
-    h("p", {}, h("b", {}, `${share} % cached`)),
+    h("p", {}, h("b", {}, `${Math.floor((100 * cached) / all)} % cached`)),
     bar(parts, all),
-    h("ul", { "aria-label": "Tokens of the prompt" }, items),
-    why ? h("p", { class: "why" }, `Not more: ${WHY[why] ?? why}`) : null,
-    h("p", {}, `Prompt ${plural(all, "token")}${read}`),
-    reply ? h("p", {}, `Reply ${plural(reply, "token")}${speed}`) : null);
+    h("ul", { "aria-label": "Tokens of the prompt" }, items));
+}
+
+// What the turn took, in words; null where nothing is known.
+export function tookNode(turn) {
+  const { usage, spent } = turn;
+  if (!usage?.prompt_tokens) return null;
+  return h("p", { class: "took" }, `${replyWords(usage, spent)} ${
+    promptWords(turn)}`);
+}
+
+function replyWords({ completion_tokens: count = 0 }, spent) {
+  const words = [plural(count, "token")];
+  const first = spent?.first_token_s ?? spent?.prefill_s;
+  if (count && first > 0) words.push(`the first after ${seconds(first)}`);
+  if (count > 1 && spent?.decode_s > 0) {
+    const speed = (count - 1) / spent.decode_s;
+    words.push(`then ${number(Number(speed.toPrecision(2)))} a second`);
+  }
+  return `${words.join(", ")}.`;
+}
+
+function promptWords(turn) {
+  const { usage, spent } = turn;
+  const all = plural(usage.prompt_tokens, "token");
+  const parts = partsOf(turn);
+  const places = parts.filter(([tier]) => tier !== "computed");
+  const [, computed] = parts.find(([tier]) => tier === "computed") ?? [];
+  const why = spent?.miss_reason;
+  const rest = why ? ` (${WHY[why] ?? why})` : "";
+  if (!places.length) return `The prompt of ${all} was computed${rest}.`;
+  const where = places.map(([tier, count], i) =>
+    `${i ? "" : "the first "}${number(count)} came from ${PLACES[tier] ?? tier}`);
+  if (computed) where.push(`${number(computed)} were computed${rest}`);
+  const end = where.length > 1 ? ` and ${where.pop()}` : "";
+  return `Of the prompt’s ${all}, ${where.join(", ")}${end}.`;
 }
 
 function bar(parts, all) {

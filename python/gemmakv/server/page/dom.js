@@ -47,6 +47,7 @@ export const number = (value) => value.toLocaleString("en");
 
 export function seconds(value) {
   if (value < 1) return `${Math.round(value * 1000)} ms`;
+  if (value >= 90) return `${Math.round(value / 60)} min`;
   return `${value.toFixed(value < 10 ? 1 : 0)} s`;
 }
 
@@ -101,6 +102,7 @@ export function ask({ title, text = [], fields = [], action, other = "Cancel" })
       resolve(yes ? Object.fromEntries(new FormData(form)) : null);
     }, { once: true });
     dialog.showModal();
+    dialog.scrollTop = 0; // what has the focus may be far below
     form.querySelector("input")?.select();
   });
 }

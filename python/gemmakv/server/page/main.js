@@ -26,6 +26,8 @@ const KEYS = {
   e: ["Edit the turn", () => onTurn("edit")],
   f: ["Fork at the turn", () => onTurn("fork")],
   r: ["Rewind to the turn", () => onTurn("rewind")],
+  a: ["Another reply to the last message", () => onLast("again")],
+  g: ["Have the last reply go on", () => onLast("continue")],
   y: ["Copy the turn's reply", () => onTurn("copy")],
   c: ["Compare, or end that", () => state.session && attempt(compareWith)],
   p: ["The server's plots", () => showPlots($("plots").hidden)],
@@ -77,6 +79,10 @@ function toTurn(step) {
 
 function onTurn(what) {
   (turnHere() ?? turns().at(-1))?.querySelector(`[data-do=${what}]`)?.click();
+}
+
+function onLast(what) {
+  turns().at(-1)?.querySelector(`[data-do=${what}]`)?.click();
 }
 
 function onKey(event) {

@@ -48,9 +48,10 @@ export class Kept {
     return api.post(`${ALL}/import`, document);
   }
 
-  // The part of a chat request that says what comes after what.
-  request(session, message) {
-    return { session: session.id, messages: [message] };
+  // The part of a chat request that says what comes after what: the messages
+  // after all turns, or in place of the last one, `replaced`.
+  request(session, messages, replaced) {
+    return { session: session.id, messages, replaces: replaced?.id };
   }
 
   // A turn that was answered: the server has it already. One that was cut off
@@ -85,6 +86,7 @@ export class Local {
   async fork(id, turn, name) {
     const one = this.#get(id);
     const made = await this.create(name, one.system);
+    this.#get(made.id).origin = id;
     return this.#set(made.id, upTo(one.turns, turn));
   }
 
@@ -112,18 +114,18 @@ export class Local {
     };
   }
 
-  request(session, message) {
-    const before = session.turns.flatMap(
+  request(session, messages, replaced) {
+    const before = without(session.turns, replaced).flatMap(
       (turn) => [...turn.messages, turn.reply]);
     const system = session.system
       ? [{ role: "system", content: session.system }] : [];
-    return { messages: [...system, ...before, message] };
+    return { messages: [...system, ...before, ...messages] };
   }
 
-  add(id, turn) {
-    const one = this.#get(id);
-    const made = { ...turn, id: `turn_${++this.#count}`, parent: one.head };
-    this.#set(id, [...one.turns, made]);
+  add(id, turn, replaced) {
+    const turns = without(this.#get(id).turns, replaced);
+    const parent = turns.at(-1)?.id ?? null;
+    this.#set(id, [...turns, { ...turn, id: `turn_${++this.#count}`, parent }]);
   }
 
   #get(id) {
@@ -147,12 +149,14 @@ export class Local {
 }
 
 // What each session, the newest first, branches off: the oldest of those that
-// it has the most turns in common with.
+// it has the most turns in common with, or else the one that it was made from.
 function branches(sessions) {
   const first = new Map();
+  const known = new Set(sessions.map((one) => one.id));
   for (const one of [...sessions].reverse()) {
     const shared = one.path.findLast((turn) => first.has(turn)) ?? null;
-    one.parent = shared && first.get(shared);
+    one.parent = shared ? first.get(shared)
+      : known.has(one.origin) ? one.origin : null;
     one.parent_turn = shared;
     one.parent_turn_count = one.path.indexOf(shared) + 1;
     for (const turn of one.path) {
@@ -160,6 +164,10 @@ function branches(sessions) {
     }
   }
   return sessions;
+}
+
+function without(turns, replaced) {
+  return turns.filter((turn) => turn.id !== replaced?.id);
 }
 
 function upTo(turns, id) {

@@ -35,7 +35,8 @@ function item(one, children, level) {
   const forks = children.get(one.id) ?? [];
   const selected = one.id === state.session?.id;
   const unfolded = !closed.has(one.id);
-  const at = one.parent ? `fork of turn ${one.parent_turn_count}, ` : "";
+  const at = !one.parent ? "" : one.parent_turn_count
+    ? `fork of turn ${one.parent_turn_count}, ` : "fork at the beginning, ";
   const about = `${at}${plural(one.turn_count, "turn")}, ${ago(one.updated_at)}`;
   const name = one.name || "Unnamed";
   return h("li", {

@@ -1,7 +1,7 @@
 // A turn as it is shown: what was said, the reply, what both took.
 
-import { costNode } from "./cost.js";
-import { h } from "./dom.js";
+import { costNode, tookNode } from "./cost.js";
+import { h, number, seconds } from "./dom.js";
 import { Markdown, rendered } from "./markdown.js";
 import { textOf } from "./sessions.js";
 
@@ -11,6 +11,8 @@ const ENDS = {
   deadline: "Cut off at the deadline.",
   stopped: "Stopped.",
 };
+
+export const wasCut = (turn) => turn.finish_reason in ENDS;
 
 // `index`: of the turn, from 0. `tools`: nodes for what can be done with it.
 export function turnNode(turn, index, tools = []) {
@@ -22,7 +24,8 @@ export function turnNode(turn, index, tools = []) {
         h("p", { class: "who" }, "Model"),
         thoughts(turn.reply.reasoning ?? turn.reply.reasoning_content),
         rendered(textOf(turn.reply)),
-        end ? h("p", { class: "end" }, end) : null),
+        end ? h("p", { class: "end" }, end) : null,
+        tookNode(turn)),
       tools.length ? h("div", {
         class: "tools", role: "group", "aria-label": `Turn ${index + 1}`,
       }, ...tools) : null,
@@ -52,30 +55,39 @@ function thoughts(text) {
 
 // A turn whose reply comes.
 export class LiveTurn {
-  #text = "";
-  #thought = "";
+  #text;
+  #thought;
   #drawing = false;
 
-  constructor(text, index) {
+  // `begun`, `thought`: what of the reply is there already.
+  constructor(text, index, begun = "", thought = "") {
     this.began = performance.now();
     this.first = null; // when the first piece came
     this.pieces = 0;
+    this.#text = begun;
+    this.#thought = thought;
     const reply = h("div", { class: "markdown" });
-    const thought = h("div", { class: "markdown" });
+    const thoughts = h("div", { class: "markdown" });
     this.#reply = new Markdown(reply);
-    this.#thoughts = new Markdown(thought);
+    this.#thoughts = new Markdown(thoughts);
     this.#fold = h("details", { class: "thoughts", hidden: true },
-      h("summary", {}, "Thoughts"), thought);
+      h("summary", {}, "Thoughts"), thoughts);
+    this.#reply.set(begun);
     this.#state = h("p", { class: "end" }, "Waiting …");
+    this.#bar = h("progress", {
+      class: "reading", "aria-label": "The prompt, as far as it is computed",
+      hidden: true,
+    });
     this.#note = h("div", { class: "cost" });
     this.node = item(index, "live", [
       saidNode({ role: "user", content: text }),
       h("div", { class: "said model", "aria-busy": "true" },
-        h("p", { class: "who" }, "Model"), this.#fold, reply, this.#state),
+        h("p", { class: "who" }, "Model"), this.#fold, reply, this.#state,
+        this.#bar),
     ], this.#note);
   }
 
-  #reply; #thoughts; #fold; #state; #note;
+  #reply; #thoughts; #fold; #state; #bar; #note;
 
   get text() {
     return this.#text;
@@ -83,6 +95,20 @@ export class LiveTurn {
 
   get thought() {
     return this.#thought;
+  }
+
+  // How much of the prompt is computed, as the server says it.
+  progress({ total, cache, processed, time_ms: took }) {
+    if (this.first !== null) return;
+    this.#bar.max = total;
+    this.#bar.value = processed;
+    this.#bar.hidden = processed >= total;
+    const done = processed - cache;
+    const left = done > 0 && took > 1000
+      ? `, about ${seconds(took / 1000 * (total - processed) / done)} to go` : "";
+    this.#state.textContent = processed >= total ? "The reply begins …"
+      : `Reading the prompt: ${number(processed)} of ${number(total)} tokens${
+        left} …`;
   }
 
   push(text, thought) {
@@ -98,6 +124,7 @@ export class LiveTurn {
   // What is said of its end, while it stands here.
   end(words) {
     this.#draw();
+    this.#bar.hidden = true;
     this.#state.textContent = words;
     this.#state.hidden = !words;
     this.node.querySelector("[aria-busy]").removeAttribute("aria-busy");
@@ -109,7 +136,7 @@ export class LiveTurn {
     this.#reply.set(this.#text);
     this.#thoughts.set(this.#thought);
     this.#fold.hidden = !this.#thought;
-    this.#state.hidden = true;
+    this.#state.hidden = this.#bar.hidden = true;
     const since = (performance.now() - this.first) / 1000;
     const words = [`first after ${
       ((this.first - this.began) / 1000).toFixed(2)} s`];

@@ -65,6 +65,7 @@ from gemmakv.server.service.events import (
     Called,
     Emit,
     Finished,
+    Progress,
     Started,
     Token,
 )
@@ -424,17 +425,8 @@ class ChatService:
         Raises RequestError. If the task is cancelled, it ends with the step
         of the model that runs.
         """
-        try:
-            with self._serving():
-                return await self._embed(request)
-        except RequestError as error:
-            for name, other in request.names.items():
-                if (error.param or "").startswith(name):
-                    rest = (error.param or "")[len(name) :]
-                    error.message = other + error.message[len(name) :]
-                    error.param = other + rest
-                    break
-            raise
+        with self._serving():
+            return await self._embed(request)
 
     async def _embed(
         self, request: EmbedRequest
@@ -832,11 +824,23 @@ class ChatService:
                 token = -1
             return _told(index, token, logprob, top, parts)
 
+        begin = time.monotonic()
+        reports: list[asyncio.Task[None]] = []
+
+        def report(done: int, total: int) -> None:
+            seconds = time.monotonic() - begin
+            event = Progress(index, done, total, stream.cached_tokens, seconds)
+            reports.append(asyncio.create_task(sink.emit(event)))
+
+        if request.progress and request.n == 1:
+            options = {**options, "prompt_progress": report}
         stream = await gemma.astream(cache, prompt, **options)
         async with stream:
             # While the engine computes: the first token does not wait for it.
             await sink.open()
             async for piece in stream:
+                while reports:
+                    await reports.pop(0)
                 for event in events(
                     piece.text,
                     piece.token_id,

@@ -25,6 +25,26 @@ class Started:
     dropped_messages: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How much of a prompt is computed, if the request asks: comes before the
+    first token, and rises to all of it.
+
+    Attributes:
+      index: of the continuation.
+      done: tokens of the prompt that are computed, or were cached.
+      total: tokens of the prompt.
+      cached: tokens of the prompt that a cache had.
+      seconds: since the prompt began.
+    """
+
+    index: int
+    done: int
+    total: int
+    cached: int
+    seconds: float
+
+
 @dataclasses.dataclass(slots=True)
 class Token:
     """A token of a continuation.
@@ -113,5 +133,5 @@ class Ended:
     cache_write_tokens: int = 0
 
 
-Event = Started | Token | Called | Finished | Ended
+Event = Started | Progress | Token | Called | Finished | Ended
 Emit = Callable[[Event], Awaitable[None]]

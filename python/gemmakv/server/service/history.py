@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from gemmakv.conversations._store import Conversations
 
 SPENT = "spent"  # among a turn's `params`: what the cache gave, and seconds
+FIRST = "first_token_s"  # after how many seconds the reply began
 BEGUN = "begun"  # how many characters of the reply the client wrote
 DROPPED = "dropped_messages"  # how many had no room
 LOG = logging.getLogger("gemmakv.server")
@@ -180,11 +181,13 @@ class History:
         messages_of(request.messages)
         owner = self.owner(request.tenant)
         async with self._leased(owner, past) as (lease, session):
-            line = await self._line(owner, past, session)
+            line, replaced = await self._line(owner, past, session)
             system = past.system
             if session is not None and system is None:
                 system = session.system
             work = _Work(self, request, line, system)
+            if replaced is not None:
+                work.go_on_with(replaced)
             await work.fit()
 
             async def keeping(event: Event) -> None:
@@ -216,7 +219,7 @@ class History:
             session = await self.on(
                 self.store.sessions.get, owner, past.session
             )
-        line = await self._line(owner, past, session)
+        line, _ = await self._line(owner, past, session)
         system = past.system
         if session is not None and system is None:
             system = session.system
@@ -229,16 +232,28 @@ class History:
 
     async def _line(
         self, owner: str, past: Past, session: SessionInfo | None
-    ) -> list[Turn]:
+    ) -> tuple[list[Turn], Turn | None]:
         """The turn that the request comes after, and of a response those
-        before it, too: they may be deleted meanwhile.
+        before it, too: they may be deleted meanwhile. And the turn that it
+        replaces, if any.
         """
+        turns = self.store.turns
         if session is not None:
-            head = await self.on(self.store.turns.head, owner, session)
-            return [] if head is None else [head]
+            head = await self.on(turns.head, owner, session)
+            if past.replaces is None:
+                return [] if head is None else [head], None
+            if head is None or head.id != past.replaces:
+                raise RequestError(
+                    409,
+                    "replaces: expected the last turn of the session, "
+                    f"{session.head}, found {past.replaces[:60]!r}",
+                    param="replaces",
+                    code="session_changed",
+                )
+            return await self.on(turns.path, head.parent, True), head
         if past.parent is not None:
-            return await self.on(self.store.turns.line, owner, past.parent)
-        return []
+            return await self.on(turns.line, owner, past.parent), None
+        return [], None
 
     @contextlib.asynccontextmanager
     async def _leased(
@@ -318,6 +333,11 @@ class _Work:
     @property
     def ids(self) -> TokenArray:
         return self._ids
+
+    def go_on_with(self, replaced: Turn) -> None:
+        """Keeps what the model thought before a reply that gets longer."""
+        if self._begun:
+            self._reasoning = replaced.reply.get("reasoning") or ""
 
     async def fit(self) -> None:
         """`prompt`, without the oldest turns where there is no room for all
@@ -439,6 +459,8 @@ class _Work:
         if self._think is not None:
             params["think"] = self._think
         params[SPENT] = _spent(finished)
+        took = time.monotonic() - self._request.arrived
+        params[FIRST] = max(took - generation.timings.decode_s, 0.0)
         if self._begun:
             params[BEGUN] = len(self._begun)
         if self.dropped:

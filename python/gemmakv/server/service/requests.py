@@ -75,6 +75,7 @@ class Past:
     Attributes:
       session: the conversation that goes on with it; or
       parent: the turn that it comes after; or neither.
+      replaces: the session's last turn, if the new one takes its place.
       id: of the new turn.
       created: when it began, in seconds since the epoch.
       system: what the model is told before the first turn; None: what the
@@ -87,6 +88,7 @@ class Past:
     id: str
     session: str | None = None
     parent: str | None = None
+    replaces: str | None = None
     created: float = dataclasses.field(default_factory=time.time)
     system: str | None = None
     keep: int | None = ANYBODY
@@ -116,6 +118,8 @@ class ChatRequest:
         index p * n + i and the seed seed + i.
       streamed: whether tokens are wanted as they come. Otherwise those of a
         continuation come when it has ended, which costs less.
+      progress: whether a streamed request with one continuation of each prompt
+        is told how much of it is computed.
       arrived: time.monotonic() when the request came; its deadline counts
         from there.
       not_enforced: gets the paths of what tools ask for that the reply is not
@@ -137,6 +141,7 @@ class ChatRequest:
     n: int = 1
     default_max_tokens: int | None = None
     streamed: bool = True
+    progress: bool = False
     arrived: float = dataclasses.field(default_factory=time.monotonic)
     not_enforced: list[str] = dataclasses.field(default_factory=list)
 
@@ -150,7 +155,6 @@ class EmbedRequest:
       dim, prompt: as for `Gemma.embed`.
       truncate: whether texts that are too long lose what is too much, which
         is an error otherwise.
-      names: what the API calls what errors begin with.
       arrived: time.monotonic() when the request came.
     """
 
@@ -159,7 +163,6 @@ class EmbedRequest:
     dim: int | None = None
     prompt: str | None = None
     truncate: bool = False
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     arrived: float = dataclasses.field(default_factory=time.monotonic)
 
 
