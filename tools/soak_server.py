@@ -633,10 +633,7 @@ class Faults:
 
     def workers(self) -> list[int]:
         assert self.server
-        children = Path(
-            f"/proc/{self.server.process.pid}/task/"
-            f"{self.server.process.pid}/children")
-        return [int(one) for one in children.read_text().split()]
+        return self.server.workers()
 
     def sizes(self) -> list[tuple[int, int]]:
         """MiB of anonymous memory and open files, of each worker."""

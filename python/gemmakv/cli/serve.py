@@ -5,21 +5,26 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import gemmakv
 from gemmakv._support.arguments import integer
 from gemmakv._support.extras import lack
-from gemmakv._support.processors import check_pinned, processors, shares
+from gemmakv._support.processors import check_pinned, processors
 from gemmakv.cli import console, prefix_flags
 from gemmakv.cli.arguments import check_draft, examples, no_model
 from gemmakv.cli.failures import Misplaced
 from gemmakv.cli.flags import with_settings
 from gemmakv.cli.serve_settings import ServeSettings, read
 from gemmakv.options import GenerationOptions
+
+if TYPE_CHECKING:
+    from gemmakv.chat._gemma import Gemma
+    from gemmakv.server.service.chat import ChatService
 
 EXAMPLES = examples(
     "gemmakv serve -m gemma-3-270m",
@@ -28,9 +33,10 @@ EXAMPLES = examples(
     "gemmakv serve --config server.toml --log-format json",
 )
 _NEEDED = (
+    "prometheus_client",
     "starlette",
     "uvicorn",
-    "msgspec",
+    "fastapi",
     "sqlalchemy",
     "alembic",
 )
@@ -57,9 +63,8 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
         raise Misplaced(no_model())
     from gemmakv.server import settings as settings_of
     from gemmakv.server.process import run as _run
-    from gemmakv.server.process import workers as _workers
-    from gemmakv.server.process.board import MOST_WORKERS
-    from gemmakv.server.service.chat import ChatService
+    from gemmakv.server.process.sockets import bound
+    from gemmakv.server.process.workers import MOST_WORKERS
 
     keys = list(given.api_key)
     if given.api_key_file is not None:
@@ -96,61 +101,85 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
     draft_path: str | None = None
     if given.draft is not None:
         draft_path = console.fetch_draft(given.draft, path)
-    sock = context.with_resource(_run.bound(settings))
-    worker = None
-    if workers > 1:
-        # It has threads, and was opened to see that it can be.
-        _close(prefix, store)
-        _run.set_up_logs(given.log_format)
-        found = _workers.supervise(
-            workers,
-            sock,
-            given.drain_timeout,
-            lambda: _run.say_ready(settings, sock),
-            given.worker_timeout,
-        )
-        if isinstance(found, int):
-            raise typer.Exit(found)
-        worker = found
-        if given.pin_threads:
-            # What it starts is to stay there, too: HTTP, templates.
-            os.sched_setaffinity(0, shares(workers)[worker.index])
-        prefix = _prefix_cache(*tiers)
-        same = None if store is None else store.database.file
-        store = _open_sessions(given, same)
+    setup = _Setup(
+        given, settings, path, draft_path, threads, speculate, source, tiers,
+        prefix, store,
+    )  # fmt: skip
+    with bound(settings) as sock:
+        several = None
+        if workers > 1:
+            several = _run.Workers(
+                workers, given.worker_timeout, given.pin_threads
+            )
+            setup.close()  # it was opened to see that it can be
+        try:
+            code = _run.serve(settings, sock, setup, given.log_format, several)
+        finally:
+            setup.close()
+    raise typer.Exit(code)
 
-    def load(check: Any) -> Any:
+
+@dataclasses.dataclass
+class _Setup:
+    """What is served. Pickled, it is closed: each worker opens its own.
+
+    Attributes:
+      same: the file that the store of conversations must still be.
+    """
+
+    given: ServeSettings
+    settings: Any
+    path: str
+    draft_path: str | None
+    threads: int | None
+    speculate: Any
+    source: str | None
+    tiers: tuple[str | None, ...]
+    prefix: Any = None
+    store: Any = None
+    same: tuple[int, int] | None = None
+
+    def load(self, check: Callable[[], None]) -> Gemma:
         from gemmakv.chat._gemma import Gemma
 
-        draft: Any = None
-        if draft_path is not None:
-            draft = console.load_draft(draft_path, path, threads)
+        given = self.given
+        if self.prefix is None:
+            self.prefix = _prefix_cache(*self.tiers)
+        draft = None
+        if self.draft_path is not None:
+            draft = console.load_draft(self.draft_path, self.path, self.threads)
         return Gemma.load(
-            path,
-            threads=threads,
+            self.path,
+            threads=self.threads,
             pin_threads=given.pin_threads,
             progress=lambda done, total: check(),
-            prefix_cache=prefix,
-            speculate=speculate,
+            prefix_cache=self.prefix,
+            speculate=self.speculate,
             profile=given.profile,
             draft=draft,
         )
 
-    def service(gemma: Any) -> ChatService:
-        template: Any = given.chat_template
-        if source is not None:
-            template = _file_template(source, gemma, given.chat_template)
-        found = ChatService(gemma, settings, template)
-        if store is not None:
-            from gemmakv.server.service.history import History
+    def make_service(self, gemma: Gemma, mark: str) -> ChatService:
+        from gemmakv.server.service.chat import ChatService
+        from gemmakv.server.service.history import History
 
-            History(found, store, worker.mark if worker else "")
+        template: Any = self.given.chat_template
+        if self.source is not None:
+            template = _file_template(self.source, gemma, template)
+        found = ChatService(gemma, self.settings, template)
+        if self.store is None:
+            self.store = _open_sessions(self.given, self.same)
+        if self.store is not None:
+            History(found, self.store, mark)
         return found
 
-    try:
-        _run.serve(settings, sock, load, service, given.log_format, worker)
-    finally:
-        _close(prefix, store)
+    def close(self) -> None:
+        if self.store is not None:
+            self.same = self.store.database.file
+            self.store.close()
+        if not isinstance(self.prefix, bool | None):
+            self.prefix.close()
+        self.store = self.prefix = None
 
 
 def _for_server(
@@ -194,13 +223,6 @@ def _file_template(source: str, gemma: Any, name: str | None) -> Any:
         )
     except gemmakv.GemmaKVError as error:
         raise ValueError(f"chat_template: {name}: {error}") from None
-
-
-def _close(prefix: Any, store: Any) -> None:
-    if store is not None:
-        store.close()
-    if not isinstance(prefix, bool):
-        prefix.close()
 
 
 def _shared_by_workers() -> str | None:

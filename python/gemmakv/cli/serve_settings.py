@@ -105,8 +105,8 @@ class ServeSettings(BaseModel):
         "Number of processes that serve. Each has the limits and sizes below "
         "for itself. They share weights, sessions and, on a memory file "
         "system, the prefix cache.")
-    worker_timeout: float = _option(60.0, "S",
-        "Replace a worker that hangs for this many seconds.", ge=1, le=1e7)
+    worker_timeout: int = _option(60, "S",
+        "Replace a worker that hangs for this many seconds.", ge=1, le=10**7)
     threads: int | None = _option(None, "N",
         "Threads of each worker. Default: its part of the processors that "
         "may be used. Results do not depend on it.")
@@ -118,6 +118,9 @@ class ServeSettings(BaseModel):
         "command line; a file is safer.")
     api_key_file: str | None = _option(None, "FILE",
         "File with such keys, one on each line.")
+    max_connections: int | None = _option(None, "N",
+        "Open connections beyond which requests are refused with status 503. "
+        "Default: no limit.")
     max_queue: int = _option(64, "N",
         "Requests that may wait; more are refused with status 429.")
     max_queue_tokens: int | None = _option(None, "N",
@@ -257,7 +260,8 @@ def read(flags: Mapping[str, object]) -> tuple[ServeSettings, Places]:
                 f"{variable}: expected a value, or no such variable, found "
                 "an empty one"
             )
-    return settings, places
+    # One of the class above cannot be pickled, as workers need it.
+    return ServeSettings.model_construct(**dict(settings)), places
 
 
 def _in_list(index: list[Any]) -> str:

@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Container
-from typing import TYPE_CHECKING
+from typing import Protocol
 from urllib.parse import unquote
 
 from starlette.datastructures import Headers
@@ -22,10 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gemmakv.server.apis.call import CALL, Call
 from gemmakv.server.apis.errors import error_response
+from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import RequestError
-
-if TYPE_CHECKING:
-    from gemmakv.server.app import App
+from gemmakv.server.settings import Settings
 
 LOG = logging.getLogger("gemmakv.server")
 
@@ -36,12 +35,22 @@ _LOCAL_NAMES = ("localhost",)
 _GONE = 499  # in logs and metrics: the client went before the answer
 
 
+class Site(Protocol):
+    """What the middlewares know of the application."""
+
+    settings: Settings
+    service: ChatService | None
+
+    def route_path(self, path: str) -> str:
+        """The path as a route has it."""
+
+
 class Logged:
     """Gives each request its `Call`, a line of the log, and a number in the
     metrics.
     """
 
-    def __init__(self, app: ASGIApp, of: App) -> None:
+    def __init__(self, app: ASGIApp, of: Site) -> None:
         self._app = app
         self._of = of
 
@@ -95,7 +104,7 @@ class Guarded:
     """
 
     def __init__(
-        self, app: ASGIApp, of: App, allows: Callable[[str], bool]
+        self, app: ASGIApp, of: Site, allows: Callable[[str], bool]
     ) -> None:
         """`allows`: whether the pages of an origin may use the server."""
         self._app = app
@@ -315,9 +324,9 @@ def _note(call: Call) -> None:
     tenant = call.tenant.label if call.tenant else ""
     route = getattr(scope.get("route"), "path", "")
     if call.running is not None:
-        call.running.counts.requests.add(
+        call.running.counts.requests.labels(
             route=route, status=str(call.status), key=tenant
-        )
+        ).inc()
     # As it was sent: a decoded one may hold line ends.
     path = scope.get("raw_path", b"")[:200].decode("ascii", "replace")
     seconds = time.monotonic() - call.arrived

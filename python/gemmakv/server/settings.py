@@ -30,7 +30,6 @@ class Limits:
       stop: stop strings.
       top_logprobs: likeliest tokens of a place.
       header_bytes: of a request's line and headers.
-      header_s: seconds that these may take to arrive.
       body_s: seconds that the body may take.
       unread_s: seconds that a stream waits for its client to read.
       last_s: seconds for answers to be sent when the drain is over.
@@ -46,7 +45,6 @@ class Limits:
     stop: int = 16
     top_logprobs: int = 20
     header_bytes: int = 32 << 10
-    header_s: float = 20.0
     body_s: float = 60.0
     unread_s: float = 60.0
     last_s: float = 5.0
@@ -71,6 +69,8 @@ class Settings:
       host, port: where it listens; port 0 takes a free one. A host with a
         slash is the path of a Unix socket, which has no port.
       api_keys: of tenants; with none, everybody is served.
+      max_connections: open connections beyond which requests are answered
+        with 503; None: as many as come.
       max_queue: requests that may wait.
       max_queue_tokens: tokens of their prompts that are to be computed; None:
         as many as come.
@@ -103,6 +103,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    max_connections: int | None = None
     max_queue: int = 64
     max_queue_tokens: int | None = None
     max_running: int = 16
@@ -130,6 +131,7 @@ class Settings:
         for name, least in (
             ("max_model_len", 2), ("kv_cache_memory", 1),
             ("default_max_tokens", 1), ("max_queue_tokens", 1),
+            ("max_connections", 1),
         ):  # fmt: skip
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), least)

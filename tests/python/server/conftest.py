@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the extra `server` is not installed")
 pytest.importorskip("uvicorn", reason="the extra `server` is not installed")
+pytest.importorskip("prometheus_client", reason="the extra is not installed")
 pytest.importorskip("httpx")
 
 import gemmakv

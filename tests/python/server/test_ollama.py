@@ -285,21 +285,22 @@ def test_metrics(app: App) -> None:
             rf"[a-z_]+(\{{{label}(,{label})*\}})? [0-9.e+-]+", line
         ), line
     assert 'gemmakv_prefix_cache_evictions_total{tier="ram"}' in text
-    values = dict(
-        line.rsplit(" ", 1)
-        for line in text.splitlines()
-        if not line.startswith("#")
-    )
-    assert values['gemmakv_completion_tokens_total{key="none"}'] == "6"
+    values = {
+        series: float(value)
+        for series, _, value in (
+            line.rpartition(" ")
+            for line in text.splitlines()
+            if not line.startswith("#")
+        )
+    }
+    assert values['gemmakv_completion_tokens_total{key="none"}'] == 6
     chat = 'key="none",route="/api/chat"'
-    assert values[f'gemmakv_requests_total{{{chat},status="200"}}'] == "1"
-    assert values[f'gemmakv_requests_total{{{chat},status="400"}}'] == "1"
-    assert values["gemmakv_time_to_first_token_seconds_count"] == "1"
-    assert values["gemmakv_inter_token_seconds_count"] == "5"
-    assert (
-        values['gemmakv_time_to_first_token_seconds_bucket{le="+Inf"}'] == "1"
-    )
-    assert values["gemmakv_rows_running"] == "0"
+    assert values[f'gemmakv_requests_total{{{chat},status="200"}}'] == 1
+    assert values[f'gemmakv_requests_total{{{chat},status="400"}}'] == 1
+    assert values["gemmakv_time_to_first_token_seconds_count"] == 1
+    assert values["gemmakv_inter_token_seconds_count"] == 5
+    assert values['gemmakv_time_to_first_token_seconds_bucket{le="+Inf"}'] == 1
+    assert values["gemmakv_rows_running"] == 0
 
 
 def test_series_are_there_from_the_start(
@@ -310,14 +311,14 @@ def test_series_are_there_from_the_start(
     text = get(make_app(gemma), "/metrics").text
     for tier in ("ram", "disk"):
         for name in ("tokens_total", "bytes", "evictions_total"):
-            series = f'gemmakv_prefix_cache_{name}{{tier="{tier}"}} 0'
+            series = f'gemmakv_prefix_cache_{name}{{tier="{tier}"}} 0.0'
             assert series in text.splitlines(), series
     for series in (
         "gemmakv_requests_cancelled_total",
         'gemmakv_prompt_tokens_total{key="none"}',
         'gemmakv_cache_misses_total{reason="divergent"}',
     ):
-        assert f"{series} 0" in text.splitlines(), series
+        assert f"{series} 0.0" in text.splitlines(), series
     prefix.close()
 
 

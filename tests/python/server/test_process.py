@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -260,15 +261,6 @@ def test_a_stream_in_either_version_of_http(
     assert texts[0] == texts[1]
 
 
-def test_a_head_comes_with_the_first_event(running: ServerProcess) -> None:
-    """A client that waits was woken twice."""
-    for _ in range(5):
-        with request(running, LONG) as sock:
-            found = sock.recv(1 << 16)
-            assert found.startswith(b"HTTP/1.1 200 ")
-            assert b'"role":"assistant"' in found
-
-
 def test_a_connection_goes_on_after_a_stream(running: ServerProcess) -> None:
     """The state of h11 is that of an answer that it wrote itself."""
     body = {**LONG, "max_tokens": 30, "seed": 1}
@@ -322,80 +314,6 @@ def exchange(port: int, head: bytes, body: bytes = b"") -> bytes:
     return data
 
 
-CHUNKED = (
-    b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: mine\r\n"
-    b"Transfer-Encoding: chunked\r\n\r\n"
-)
-
-
-@pytest.mark.parametrize(
-    "data, status, words",
-    [
-        (b"GARBAGE\r\n\r\n", 400, ("request: ", "HTTP/1.1", "GARBAGE")),
-        (b"GET / HTTP/1.1\r\nA b: c\r\n\r\n", 400, ("A b: c",)),
-        (b"GET /" + b"x" * 600_000, 431, ("headers: ", "32768 bytes")),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n",
-         501, ("Transfer-Encoding", "chunked")),
-        (CHUNKED + b"zz\r\n{}\r\n", 400, ("chunk", "zz")),
-        (CHUNKED + b"1;" + b"x" * 40_000, 431, ("body: ", "32768 bytes")),
-        (CHUNKED + b"1\r\n{\r\n0\r\nA: " + b"x" * 60_000 + b"\r\n\r\n", 431,
-         ("body: ", "32768 bytes")),
-    ],
-)  # fmt: skip
-def test_what_is_no_http_has_an_error_of_ours(
-    running: ServerProcess, data: bytes, status: int, words: tuple[str, ...]
-) -> None:
-    """It was a line of text without an id, and trailers had no bound."""
-    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
-        sock.sendall(data)
-        answer = b""
-        while more := sock.recv(65536):
-            answer += more
-    head, _, body = answer.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 %d " % status), answer
-    assert b"content-type: application/json" in head
-    found = json.loads(body)
-    message = found["error"]["message"]
-    assert all(word in message for word in words), message
-    id = head.partition(b"x-request-id: ")[2].partition(b"\r\n")[0].decode()
-    if data.startswith(CHUNKED):
-        assert id == found["request_id"] == "mine"
-    assert id.startswith("req_") or id == "mine"
-    settles_log(running, f" {status} ", id)
-    assert "Traceback" not in running.log
-
-
-def settles_log(running: ServerProcess, *words: str) -> None:
-    """Waits for a line of the log with all of these."""
-    wait_until(
-        lambda: any(
-            all(word in line for word in words)
-            for line in running.log.splitlines()
-        )
-    )
-
-
-def test_a_bad_chunk_behind_an_answer(running: ServerProcess) -> None:
-    """Another answer cannot be written then: that was a traceback."""
-    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
-        sock.sendall(CHUNKED.replace(b"messages", b"nothing"))
-        assert b" 404 " in read_until(sock, b"}}")
-        sock.sendall(b"zz\r\n")
-        assert sock.recv(100) == b""
-    assert running.get("/health").status_code == 200
-    assert "Traceback" not in running.log
-
-
-def test_a_chunk_that_is_too_large_is_not_waited_for(
-    running: ServerProcess,
-) -> None:
-    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
-        sock.sendall(CHUNKED + b"2\r\n{ \r\n7ffffff\r\n")
-        answer = read_until(sock, b'"mine"}')
-    assert answer.startswith(b"HTTP/1.1 413 "), answer
-    assert b"8388608" in answer
-
-
 @pytest.mark.parametrize(
     "head, status",
     [
@@ -416,53 +334,47 @@ def test_heads(running: ServerProcess, head: bytes, status: int) -> None:
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
 
 
-def test_another_protocol_is_asked_for_in_vain(running: ServerProcess) -> None:
-    """Every such request had the log advise to install a library for it."""
-    head = (
-        b"GET /health HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
-        b"Connection: Upgrade\r\nSec-WebSocket-Key: eA==\r\n"
-        b"Sec-WebSocket-Version: 13\r\n\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", running.port), 60) as sock:
-        sock.sendall(head)
-        assert read_until(sock, b"\"ok\"}").startswith(b"HTTP/1.1 200 ")
-    assert "install" not in running.log
+def test_more_connections_than_allowed(talker_path: Path) -> None:
+    with (
+        ServerProcess("-m", talker_path, "--max-connections", 2) as own,
+        httpx.Client(base_url=own.url, timeout=LIMIT_S) as one,
+        httpx.Client(base_url=own.url, timeout=LIMIT_S) as two,
+    ):
+        assert [x.get("/health").status_code for x in (one, two)] == [200, 200]
+        assert own.get("/health").status_code == 503
+        one.close()
+        wait_until(lambda: own.get("/health").status_code == 200)
+        assert two.get("/health").status_code == 200
 
 
 # The end.
 
 
-def test_drain_says_that_it_is_not_ready(talker_path: Path) -> None:
-    with ServerProcess("-m", talker_path, "--drain-timeout", 60) as own:
-        with httpx.Client(base_url=own.url, timeout=LIMIT_S) as before:
-            assert before.get("/health/ready").status_code == 200
-            sock = request(own, LONG)
-            read_until(sock, b'"role"')
-            own.signal()
-            wait_until(lambda: before.get("/health/ready").status_code != 200)
-            # A new connection.
-            with httpx.Client(base_url=own.url, timeout=LIMIT_S) as fresh:
-                assert fresh.get("/health/ready").status_code == 503
-                assert fresh.get("/health/live").status_code == 200
-                refused = fresh.post("/v1/completions", json={"prompt": "x"})
-                assert refused.status_code == 503
-                assert refused.headers["retry-after"]
-                assert refused.json()["error"]["code"] == "server_stopping"
-        sock.close()  # a reply that nobody reads is none to wait for
-        own.end()
+def settles_log(running: ServerProcess, *words: str) -> None:
+    """Waits for a line of the log with all of these."""
+    wait_until(
+        lambda: any(
+            all(word in line for word in words)
+            for line in running.log.splitlines()
+        )
+    )
 
 
 def test_drain_finishes_what_runs(talker_path: Path) -> None:
     with ServerProcess("-m", talker_path, "--drain-timeout", 60) as own:
-        with request(own, {**LONG, "max_tokens": 150}) as sock:
+        with request(own, {**LONG, "max_tokens": 3000}) as sock:
             data = read_until(sock, b'"role"')
             own.signal()
+            wait_until(lambda: is_refused(own.port))
             data = read_until(sock, b"[DONE]", data)
         assert b'"finish_reason":"length"' in data
         own.end()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", own.port), 5)
-    assert "Traceback" not in own.log
+
+
+def is_refused(port: int) -> bool:
+    """Says whether nobody listens any more."""
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -476,7 +388,7 @@ def test_drain_has_an_end(talker_path: Path, number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-def test_second_signal_is_immediate(talker_path: Path) -> None:
+def test_ctrl_c_after_a_signal_is_immediate(talker_path: Path) -> None:
     """It ends the process, whatever runs."""
     with (
         ServerProcess("-m", talker_path, "--drain-timeout", 600) as own,
@@ -486,9 +398,9 @@ def test_second_signal_is_immediate(talker_path: Path) -> None:
         own.signal()
         settles_log(own, "stopping: ")  # or both would be one signal
         assert own.process.poll() is None
-        own.signal()
+        own.signal(signal.SIGINT)
         # Long before the drain's end: it waits for a minute.
-        assert own.wait() == 128 + signal.SIGTERM
+        assert own.wait() == 128 + signal.SIGINT
 
 
 def test_the_end_waits_for_no_client_that_does_not_read(
@@ -511,10 +423,10 @@ def test_the_end_waits_for_no_client_that_does_not_read(
 
 
 def test_the_end_comes_before_a_body(talker_path: Path) -> None:
-    """A text of the HTTP library's was the answer."""
+    """It is told that the server stops, when the time is over."""
 
     with ServerProcess.with_settings(
-        talker_path, limits=Limits(last_s=1)
+        talker_path, drain_timeout=0.5, limits=Limits(last_s=0.5)
     ) as server:
         address = ("127.0.0.1", server.port)
         with socket.create_connection(address, 60) as sock:
@@ -546,7 +458,9 @@ def test_no_room_for_a_connection(talker_path: Path) -> None:
     with ServerProcess("-m", talker_path) as own:
         pid = own.process.pid
         here = httpx.Client(base_url=own.url, timeout=LIMIT_S)
-        assert here.get("/health").status_code == 200
+        said = {**LONG, "stream": False, "max_tokens": 2}
+        # What is imported for a request is there.
+        assert here.post("/v1/chat/completions", json=said).status_code == 200
         _, most = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (40, most))
         address = ("127.0.0.1", own.port)
@@ -556,12 +470,9 @@ def test_no_room_for_a_connection(talker_path: Path) -> None:
             last.settimeout(1.5)  # the loop's pause is a second
             with pytest.raises(TimeoutError):
                 last.recv(1)  # it tried again meanwhile
-            # Those who are here are served, with the files that this takes.
-            for path in "/v1/chat/completions", "/":
-                how = "GET" if path == "/" else "POST"
-                said = {**LONG, "stream": False, "max_tokens": 2}
-                found = here.request(how, path, json=said)
-                assert found.status_code == 200, found.text
+            # Those who are here are served.
+            found = here.post("/v1/chat/completions", json=said)
+            assert found.status_code == 200, found.text
             here.close()
             for one in idle[:-1]:
                 one.close()
@@ -677,14 +588,39 @@ def test_variables_and_file(talker_path: Path, tmp_path: Path) -> None:
     assert "secret" not in own.log
 
 
-def start(load: Any, make_service: Any = None) -> tuple[Any, str]:
+class Setup:
+    """What a server of this process loads and makes."""
+
+    def __init__(self, load: Any) -> None:
+        self.load = load
+        self.is_closed = False
+
+    def make_service(self, gemma: gemmakv.Gemma, mark: str) -> Any:
+        raise AssertionError("a service for nobody")
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def start(load: Any) -> tuple[Any, str]:
     """A call that serves in this process until a signal, and its address."""
     from gemmakv.server.process import run as _run
+    from gemmakv.server.process import sockets as _sockets
 
     settings = Settings((NAME,), port=0)
-    sock = _run.bind(settings)
+    sock = _sockets.bind(settings)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    return lambda: _run.serve(settings, sock, load, make_service), url
+    setup = Setup(load)
+
+    def serve() -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            _run.serve(settings, sock, setup)
+        finally:
+            assert setup.is_closed
+            assert signal.getsignal(signal.SIGTERM) is before
+
+    return serve, url
 
 
 def test_signal_while_loading() -> None:
@@ -720,10 +656,7 @@ def test_signal_behind_the_last_look(talker_path: Path) -> None:
             return True
         return False
 
-    def make_service(gemma: gemmakv.Gemma) -> Any:
-        raise AssertionError("a service for nobody")
-
-    serve, url = start(load, make_service)
+    serve, url = start(load)
     serve()
 
 
@@ -740,32 +673,6 @@ def test_loading_fails() -> None:
 
 
 @pytest.mark.slow
-def test_slow_headers(talker_path: Path) -> None:
-    """A connection that sends its headers drop by drop is closed."""
-
-    with ServerProcess.with_settings(
-        talker_path, limits=Limits(header_s=2)
-    ) as server:
-        address = ("127.0.0.1", server.port)
-        # All headers of the second are there before their time begins.
-        server.signal(signal.SIGSTOP)
-        with (
-            socket.create_connection(address, 60) as slow,
-            socket.create_connection(address, 60) as second,
-        ):
-            slow.sendall(b"GET /health HTTP/1.1\r\nHo")
-            second.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            server.signal(signal.SIGCONT)
-            assert b'{"status":"ok"}' in read_until(second, b"}")
-            second.sendall(b"GET /")  # the second request, too
-            for one in (slow, second):
-                assert one.recv(100) == b""
-        assert server.get("/health").status_code == 200
-        server.signal()
-        server.end()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("path, more", [
     ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 20}),
     ("/v1/responses", {"input": "x", "top_logprobs": 20}),
@@ -775,8 +682,8 @@ def test_slow_headers(talker_path: Path) -> None:
 def test_an_answer_that_is_not_read(
     talker_path: Path, path: str, more: dict[str, Any], version: str
 ) -> None:
-    """It held its place for ever. Now that is given up, and the answer ends
-    with an error.
+    """It held its place for ever. Now that is given up, and the answer is cut
+    off.
     """
     body = {
         "model": NAME, "stream": True, "max_tokens": 60_000,
@@ -786,9 +693,8 @@ def test_an_answer_that_is_not_read(
         body["messages"] = USER
 
     with ServerProcess.with_settings(
-        talker_path, send_buffer=4096, patience=LIMIT_S / 0.3,
-        limits=Limits(unread_s=0.3),
-    ) as server:  # fmt: skip
+        talker_path, send_buffer=4096, limits=Limits(unread_s=0.3)
+    ) as server:
         with unread(server.port) as sock:
             sock.sendall(request_of(path, body, version))
             # It may run for a moment only: what has been is what is waited for.
@@ -798,9 +704,6 @@ def test_an_answer_that_is_not_read(
             while piece := sock.recv(1 << 20):
                 data += piece
         assert data.startswith(b"HTTP/1.1 200 ")
-        said = data.partition(b"\r\n\r\n")[2]
-        if version == "1.1":
-            said = dechunked(said)
-        assert b"0.3 s" in said[-1000:]
+        assert b"[DONE]" not in data[-1000:]
         server.signal()
         server.end()

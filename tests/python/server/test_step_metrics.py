@@ -10,7 +10,7 @@ from gemmakv.server.app import App
 from support.asgi import NAME, USER, get, make_app, post
 
 SERIES = re.compile(
-    r'gemmakv_step_seconds_total\{phase="(\w+)",part="(\w+)"\} (\S+)'
+    r'gemmakv_step_seconds_total\{part="(\w+)",phase="(\w+)"\} (\S+)'
 )
 BODY = {"model": NAME, "messages": USER, "max_tokens": 8}
 
@@ -20,7 +20,7 @@ def test_time_of_steps_by_part(talker_path: Path) -> None:
     app = make_app(gemma)
     assert post(app, "/v1/chat/completions", BODY).status_code == 200
     text = get(app, "/metrics").text
-    found = {(phase, part): float(s) for phase, part, s in SERIES.findall(text)}
+    found = {(phase, part): float(s) for part, phase, s in SERIES.findall(text)}
     assert {phase for phase, _ in found} == {"prefill", "decode"}
     assert all(seconds > 0 for seconds in found.values())
     profile = gemma.profile()
@@ -41,10 +41,10 @@ def test_nothing_is_told_of_steps_that_are_not_timed(app: App) -> None:
 
 
 def test_threads_by_node(talker_path: Path, app: App) -> None:
-    assert 'gemmakv_threads{pinned="false",node="any"} ' in (
+    assert 'gemmakv_threads{node="any",pinned="false"} ' in (
         get(app, "/metrics").text
     )
     gemma = gemmakv.Gemma.load(talker_path, threads=1, pin_threads=True)
     node = gemma.thread_placement.nodes[0]
-    line = f'gemmakv_threads{{pinned="true",node="{node}"}} 1'
+    line = f'gemmakv_threads{{node="{node}",pinned="true"}} 1'
     assert line in get(make_app(gemma), "/metrics").text

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gemmakv.server.process import run as _run
+from gemmakv.server.process import sockets as _sockets
 from gemmakv.server.settings import Settings
 from support.server_process import ServerProcess
 
@@ -30,7 +30,7 @@ def settings(path: Path, *keys: str) -> Settings:
 def refused(words: str, path: Path) -> None:
     with (
         pytest.raises(OSError, match=f"^host: .*{words}"),
-        _run.bound(settings(path)),
+        _sockets.bound(settings(path)),
     ):
         pass
 
@@ -71,7 +71,7 @@ def test_workers_serve(talker_path: Path, tmp_path: Path) -> None:
 
 def test_the_file_is_there_for_the_block(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
-    with _run.bound(settings(path)) as sock:
+    with _sockets.bound(settings(path)) as sock:
         assert path.exists()
         refused("listens", path)
         assert path.exists()
@@ -84,7 +84,7 @@ def test_a_file_that_was_left_goes(tmp_path: Path) -> None:
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
     left.close()
-    with _run.bound(settings(path)) as sock:
+    with _sockets.bound(settings(path)) as sock:
         with socket.socket(socket.AF_UNIX) as other:
             other.connect(str(path))
         sock.close()
@@ -92,7 +92,7 @@ def test_a_file_that_was_left_goes(tmp_path: Path) -> None:
 
 def test_what_another_server_made_stays(tmp_path: Path) -> None:
     path = tmp_path / "s.sock"
-    with _run.bound(settings(path)) as sock:
+    with _sockets.bound(settings(path)) as sock:
         sock.close()
         path.unlink()
         path.write_text("mine")
@@ -114,7 +114,7 @@ def test_who_may_connect(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         for keys, mode in (((), 0o660), (("key",), 0o666)):
-            with _run.bound(settings(path, *keys)) as sock:
+            with _sockets.bound(settings(path, *keys)) as sock:
                 assert stat.S_IMODE(path.stat().st_mode) == mode
                 sock.close()
     finally:

@@ -37,8 +37,7 @@ Streams = tuple[int, int, int]  # descriptors: stdin, stdout, stderr
 # Variables with such names act before the first line of the package runs.
 _EARLY = ("PYTHON", "LC_", "LD_")
 _SERVERS = (
-    "gemmakv.server.process.run", "gemmakv.server.process.workers",
-    "gemmakv.server.service.history",
+    "gemmakv.server.process.run", "gemmakv.server.service.history",
     "gemmakv.conversations._store", "uvicorn.protocols.http.h11_impl",
 )  # fmt: skip
 

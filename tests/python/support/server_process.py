@@ -23,23 +23,28 @@ READY = re.compile(r"gemmakv: serving .* at (http://\S+|unix:\S+) ")
 _SETTINGS = """
 import pickle, socket, sys
 from gemmakv import Gemma
-from gemmakv.server.process import protocol as _protocol
 from gemmakv.server.process import run as _run
+from gemmakv.server.process import sockets as _sockets
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.settings import Settings
 
-model, send_buffer, patience, fields = pickle.loads(bytes.fromhex(sys.argv[1]))
-if patience is not None:
-    _protocol._PATIENCE = patience
+model, send_buffer, fields = pickle.loads(bytes.fromhex(sys.argv[1]))
 settings = Settings(("talker",), port=0, **fields)
-sock = _run.bind(settings)
+sock = _sockets.bind(settings)
 if send_buffer is not None:  # connections have that of the listener
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-_run.serve(
-    settings, sock,
-    lambda check: Gemma.load(model, prefix_cache=False, threads=1),
-    lambda gemma: ChatService(gemma, settings),
-)
+
+class Setup:
+    def load(self, check):
+        return Gemma.load(model, prefix_cache=False, threads=1)
+
+    def make_service(self, gemma, mark):
+        return ChatService(gemma, settings)
+
+    def close(self):
+        pass
+
+_run.serve(settings, sock, Setup())
 """
 
 
@@ -57,15 +62,13 @@ class ServerProcess:
         model: Path,
         *,
         send_buffer: int | None = None,
-        patience: float | None = None,
         **fields: Any,
     ) -> ServerProcess:
         """Serves `model` with these fields of Settings. The kernel keeps about
-        `send_buffer` bytes of a connection that its client does not read. An
-        answer that was given up may be read for `patience` times `unread_s`.
+        `send_buffer` bytes of a connection that its client does not read.
         """
         server = cls.__new__(cls)
-        given = pickle.dumps((model, send_buffer, patience, fields)).hex()
+        given = pickle.dumps((model, send_buffer, fields)).hex()
         server._begin(
             lambda streams: FORKS.fork(
                 _SETTINGS, [given], streams, {**os.environ}, imports="servers"
@@ -111,6 +114,17 @@ class ServerProcess:
     def signal(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
+    def workers(self) -> list[int]:
+        """Lists the processes of --workers. Raises OSError where the system
+        does not tell.
+        """
+        pid = self.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        # Another child cleans up after multiprocessing.
+        return [
+            int(one) for one in children.split() if b"spawn_main" in words(one)
+        ]
+
     def wait(self, seconds: float = LIMIT_S) -> int:
         code = self.process.wait(seconds)
         self._reader.join(10)
@@ -138,3 +152,11 @@ class ServerProcess:
                     self.url = found[1]
                     self._ready.set()
         self._ready.set()
+
+
+def words(pid: object) -> bytes:
+    """Gives the command line of a process; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

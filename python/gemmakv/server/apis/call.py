@@ -154,7 +154,7 @@ class Call:
         """Counts a request that is refused."""
         if self.running is not None:
             reason = error.code or str(error.status)
-            self.running.counts.rejected.add(reason=reason)
+            self.running.counts.rejected.labels(reason=reason).inc()
 
 
 def call_of(request: Request) -> Call:

@@ -40,7 +40,7 @@ _PAIRS = "pairs of a token id and a number"
 _RANDOM = (-1, (1 << 32) - 1)
 
 
-class CompletionBody(Body):
+class LlamaCompletionBody(Body):
     prompt: str | list[str | Whole | list[str | Whole]]
     n_predict: Whole | None = None
     stream: bool | None = None
@@ -70,7 +70,7 @@ class CompletionBody(Body):
     responses=streams(SSE),
     summary="llama-server's completions",
 )
-async def completion(call: CallDep, body: CompletionBody) -> Response:
+async def completion(call: CallDep, body: LlamaCompletionBody) -> Response:
     call.takes(body)
     call.check_model(body.model)
     service = call.service
@@ -90,7 +90,7 @@ async def completion(call: CallDep, body: CompletionBody) -> Response:
     return await answer(call, request, shape, body.stream)
 
 
-def _options(body: CompletionBody) -> dict[str, Any]:
+def _options(body: LlamaCompletionBody) -> dict[str, Any]:
     document = body.said() | body.others
     options = {
         ours: document[theirs]
@@ -194,7 +194,7 @@ class _Completion:
     def __init__(
         self,
         call: Call,
-        body: CompletionBody,
+        body: LlamaCompletionBody,
         options: Mapping[str, Any],
         prompts: list[str],
         several: bool,

@@ -9,11 +9,9 @@ from gemmakv.server.apis.call import CallDep, JsonResponse, loading
 from gemmakv.server.apis.kept import history_of
 from gemmakv.server.apis.routing import OPEN, router
 from gemmakv.server.service.errors import RequestError
-from gemmakv.server.service.metrics import text_of
 
 ROUTER = router(**OPEN)
 METRICS = router()
-_METRICS_TYPE = "text/plain; version=0.0.4"
 
 
 class Health(BaseModel):
@@ -57,5 +55,6 @@ async def live() -> Response:
 
 @METRICS.get("/metrics", summary="Metrics for Prometheus")
 async def metrics(call: CallDep) -> Response:
-    text = text_of(call.service.counts.metrics)
-    return Response(text, media_type=_METRICS_TYPE)
+    accept = call.headers.get("accept", "")
+    text, kind = call.service.counts.metrics_text(accept)
+    return Response(text, headers={"content-type": kind})

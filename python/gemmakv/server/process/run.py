@@ -1,330 +1,349 @@
-"""A server's process: its socket, its signals, its end."""
+"""A server's process: it loads the model, serves until a signal, and ends.
+
+uvicorn has the connections, the signals and the workers. `_Process` stands
+between it and the application: it loads the model while requests are told so,
+and has what runs end in time when the server is told to stop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
+import dataclasses
+import faulthandler
 import logging
 import math
+import multiprocessing
 import os
 import signal
 import socket
-import stat
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
 
 import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import STARTUP_FAILURE
 
+from gemmakv._support.interrupts import handled
+from gemmakv._support.processors import shares
 from gemmakv.chat._gemma import Gemma
-from gemmakv.server.app import LOG, App, JsonLog
-from gemmakv.server.process.listener import LoopErrors, listener
-from gemmakv.server.process.protocol import Connection
-from gemmakv.server.process.workers import Worker
+from gemmakv.server.app import App
+from gemmakv.server.process.logs import LOG, LoopErrors, set_up_logs
+from gemmakv.server.process.sockets import BACKLOG, address_of
+from gemmakv.server.process.workers import Worker, supervise
 from gemmakv.server.service.chat import ChatService
-from gemmakv.server.service.metrics import text_of
 from gemmakv.server.settings import Settings
 
 _KEEP_ALIVE_S = 65  # longer than proxies keep theirs
-_BACKLOG = 1024
-_PUBLISH_S = 0.25  # between the numbers that a worker tells the others
+_REFRESH_S = 1.0  # between the numbers that a worker tells the others
+_RETRY_S = 5.0  # until a worker that cannot start is replaced
+_PATIENCE_S = 10.0  # after the time that draining may take
 
-# Loads the model; calls its argument now and then, which may raise.
-Load = Callable[[Callable[[], None]], Gemma]
-MakeService = Callable[[Gemma], ChatService]
+
+class Setup(Protocol):
+    """What a server serves. Workers get pickled copies of it."""
+
+    def load(self, check: Callable[[], None]) -> Gemma:
+        """Loads the model, on a thread; calls `check` now and then, which may
+        raise.
+        """
+
+    def make_service(self, gemma: Gemma, mark: str) -> ChatService:
+        """Makes what serves the model, on the event loop. What it leases
+        begins with `mark`, which is that of a former process in its place.
+        """
+
+    def close(self) -> None:
+        """Closes what the others opened, if anything."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workers:
+    """How several processes serve.
+
+    Attributes:
+      count: the number of them.
+      timeout: seconds until one that hangs is replaced.
+      pinned: whether each has processors of its own.
+    """
+
+    count: int
+    timeout: int
+    pinned: bool
 
 
 class Stopped(Exception):
     """A signal came while the model was loaded."""
 
 
-@contextlib.contextmanager
-def bound(settings: Settings) -> Iterator[socket.socket]:
-    """A block with a socket that listens, whose file goes at the end if it has
-    one, in the process that made it. Raises OSError naming the address.
-    """
-    if not settings.is_path:
-        yield bind(settings)
-        return
-    path, owner = settings.host, os.getpid()
-    found = _bind_path(path, shared=bool(settings.api_keys))
-    made = os.stat(path)
-    try:
-        yield found
-    finally:
-        if os.getpid() == owner:
-            with contextlib.suppress(OSError):
-                left = os.lstat(path)
-                # A later file may have the number of the one that is gone.
-                if os.path.samestat(left, made) and (
-                    left.st_mtime_ns == made.st_mtime_ns
-                ):
-                    os.unlink(path)
-
-
-def _bind_path(path: str, shared: bool) -> socket.socket:
-    """A Unix socket that listens. Its mode is what the umask leaves; without
-    keys (`shared` is false) others than its user and group never reach it.
-    """
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        _remove_stale(path)
-        found.bind(path)
-        mode = stat.S_IMODE(os.stat(path).st_mode)
-        os.chmod(path, mode & (0o666 if shared else 0o660))
-        found.listen(_BACKLOG)
-        found.setblocking(False)
-    except OSError as error:
-        found.close()
-        raise OSError(f"host: {path}: {error.strerror or error}") from None
-    return found
-
-
-def _remove_stale(path: str) -> None:
-    """Removes the socket of a server that is gone. Raises OSError for one at
-    which a program listens, and for what is no socket.
-    """
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise OSError(
-            errno.EEXIST, "expected a free path or a socket, found a file"
-        )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # one that is busy does not answer
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-        except BlockingIOError:
-            pass
-    raise OSError(errno.EADDRINUSE, "another program listens there")
-
-
-def bind(settings: Settings) -> socket.socket:
-    """A socket that listens. Raises OSError naming the address."""
-    host, port = settings.host, settings.port
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise OSError(f"host: {host!r}: {error.strerror}") from None
-    found = socket.socket(family, kind, proto)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(_BACKLOG)
-        found.setblocking(False)
-    except OSError as error:
-        found.close()
-        words = error.strerror
-        if error.errno == errno.EADDRINUSE:
-            words = "another program listens there; --port takes another one"
-        raise OSError(f"port: {host}:{port}: {words}") from None
-    return found
-
-
 def serve(
     settings: Settings,
     sock: socket.socket,
-    load: Load,
-    make_service: MakeService,
+    setup: Setup,
     log_format: str = "text",
-    worker: Worker | None = None,
-) -> None:
-    """Serves until a signal says so; returns when everything is answered.
+    workers: Workers | None = None,
+) -> int:
+    """Serves until a signal says so; gives an exit code when everything is
+    answered.
 
-    While `load` runs, requests are told so. A second signal ends the process
-    at once. Raises what `load` and `make_service` raise. A `worker` also ends
-    when its supervisor is gone, and leaves second signals to that.
+    While the model is loaded, requests are told so. Raises what `setup`
+    raises. With `workers` they serve, and this process supervises them.
     """
-    set_up_logs(log_format, worker)
-    with listener(sock, worker) as sock:
-        asyncio.run(_Process(settings, sock, worker).run(load, make_service))
+    if workers is not None:
+        set_up_logs(log_format, uvicorn=logging.INFO)
+        with tempfile.TemporaryDirectory(prefix="gemmakv-") as folder:
+            address = address_of(settings, sock)
+            config = _config(
+                _Factory(settings, setup, log_format, address, folder, workers),
+                settings,
+                factory=True,
+                workers=workers.count,
+                timeout_worker_healthcheck=workers.timeout,
+            )
+            return supervise(config, sock, Path(folder))
+    set_up_logs(log_format)
+    process = _Process(settings, setup, address_of(settings, sock))
+    server = uvicorn.Server(_config(process, settings, workers=1))
+    with (
+        sock,
+        # uvicorn raises its signals again when it has ended.
+        handled(signal.SIGTERM, _ignore),
+        handled(signal.SIGINT, _ignore),
+    ):
+        try:
+            server.run([sock])
+        except SystemExit:
+            if process.failure is None:
+                raise
+            raise process.failure from None
+    return 0
 
 
-def say_ready(settings: Settings, sock: socket.socket) -> None:
-    if settings.is_path:
-        place = f"unix:{settings.host}"
-    else:
-        host, port = sock.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        place = f"http://{shown}:{port}"
-    names = ", ".join(settings.served_model_name)
-    sys.stderr.write(f"gemmakv: serving {names} at {place} (Ctrl-C stops)\n")
-    sys.stderr.flush()
+def _ignore(number: int, frame: object) -> None:
+    pass
+
+
+def _config(
+    app: _Process | _Factory, settings: Settings, **more: Any
+) -> uvicorn.Config:
+    limits, most = settings.limits, settings.max_connections
+    return uvicorn.Config(
+        app,
+        interface="asgi3",
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        # From there on uvicorn refuses requests.
+        limit_concurrency=None if most is None else most + 1,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=math.ceil(
+            settings.drain_timeout + limits.last_s
+        ),
+        h11_max_incomplete_event_size=limits.header_bytes,
+        **more,
+    )
+
+
+@dataclasses.dataclass
+class _Factory:
+    """Makes the application in a worker."""
+
+    settings: Settings
+    setup: Setup
+    log_format: str
+    address: str
+    folder: str
+    workers: Workers
+
+    def __call__(self) -> _Process:
+        # A terminal's end reaches all; the supervisor says what it means.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        count = self.workers.count
+        worker = Worker(Path(self.folder), count)
+        if self.workers.pinned:
+            # What it starts is to stay there, too: HTTP, templates.
+            os.sched_setaffinity(0, shares(count)[worker.index % count])
+        set_up_logs(self.log_format, worker.index)
+        return _Process(self.settings, self.setup, self.address, worker)
 
 
 class _Process:
+    """The application as uvicorn runs it, with its beginning and its end.
+
+    Attributes:
+      failure: why the process ends, if the model could not be loaded.
+    """
+
     def __init__(
         self,
         settings: Settings,
-        sock: socket.socket,
+        setup: Setup,
+        address: str,
         worker: Worker | None = None,
     ) -> None:
+        self.failure: Exception | None = None
         self._settings = settings
-        self._sock = sock
+        self._setup = setup
+        self._address = address
         self._worker = worker
-        self._app = App(settings, worker=worker)
-
-        class Protocol(Connection):
-            limits = settings.limits
-            of = worker
-            refusal = self._app.refusal
-
-        self._server = _Server(
-            uvicorn.Config(
-                self._app,
-                http=Protocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=math.ceil(settings.limits.last_s),
-                h11_max_incomplete_event_size=settings.limits.header_bytes,
-            )
-        )
+        self._app = App(settings)
         self._stopping = False
 
-    async def run(self, load: Load, make_service: MakeService) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(LoopErrors())
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if scope["type"] != "lifespan":
+            try:
+                await self._app(scope, receive, send)
+            except asyncio.CancelledError:
+                if not self._stopping:  # uvicorn's end, which needs no more
+                    raise
+            return
+        # It is cancelled where loading fails, which is told otherwise.
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._live(receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(LoopErrors())
+        self._take_signals()
+        answers = asyncio.Event()  # may answer
+        loading = self._loop.create_task(self._load(answers))
+        await answers.wait()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await loading
+        if self._app.service is not None:
+            self._app.service.close()
+        self._setup.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _load(self, answers: asyncio.Event) -> None:
+        """Loads the model. Requests are answered from its beginning on, unless
+        other workers do that, else from its end on.
+        """
         worker = self._worker
-        loop.add_signal_handler(signal.SIGTERM, self._stop, signal.SIGTERM)
-        if worker is None:
-            loop.add_signal_handler(signal.SIGINT, self._stop, signal.SIGINT)
-        else:
-            loop.add_reader(worker.control, self._supervisor_gone)
-            self._beat(worker)
-        serving = None
-        if worker is None or worker.first:
-            serving = self._serve()
-        service = None
-        try:
-            with contextlib.suppress(Stopped):
-                gemma = await loop.run_in_executor(
-                    None, load, self._check_stopping
-                )
-                # It may have come behind the last look; the socket is closed.
-                self._check_stopping()
-                if gemma.thread_placement.pinned:
-                    LOG.info("%s", gemma.thread_placement)
-                service = make_service(gemma)
-                self._app.service = service
-                serving = serving or self._serve()
-                if worker is None:
-                    say_ready(self._settings, self._sock)
-                else:
-                    worker.say_ready()
-                    self._publish(worker)
-        finally:
-            if service is None and serving is not None:
-                self._server.should_exit = True
-                await serving
-        if serving is not None:
-            await serving
-        service_closed = self._app.service
-        if service_closed is not None:
-            service_closed.close()
+        with contextlib.suppress(Stopped):
+            async with (
+                contextlib.nullcontext()
+                if worker is None
+                else worker.turn(self._check_stopping)
+            ):
+                if worker is None or not worker.others_serve():
+                    answers.set()
+                try:
+                    await self._make_service()
+                except Stopped:
+                    raise
+                except Exception as error:
+                    await self._fail(error)
+                    return
+                if worker is None or worker.say_serving():
+                    self._say_ready()
+        if worker is not None and self._app.service is not None:
+            self._app.service.counts.tells_shared = worker.index == 0
+            self._refresh()
+        answers.set()
 
-    def _serve(self) -> asyncio.Future[None]:
-        if self._worker is not None:
-            self._worker.accepts(True)
-        return asyncio.ensure_future(self._server.serve(sockets=[self._sock]))
+    async def _make_service(self) -> None:
+        gemma = await self._loop.run_in_executor(
+            None, self._setup.load, self._check_stopping
+        )
+        self._check_stopping()  # it may have come after the last look
+        if gemma.thread_placement.pinned:
+            LOG.info("%s", gemma.thread_placement)
+        mark = "" if self._worker is None else self._worker.mark
+        self._app.service = self._setup.make_service(gemma, mark)
 
-    def _publish(self, worker: Worker) -> None:
-        service = self._app.service
-        assert service is not None
-        worker.publish(text_of(service.counts.metrics))
-        loop = asyncio.get_running_loop()
-        loop.call_later(_PUBLISH_S, self._publish, worker)
+    async def _fail(self, error: Exception) -> None:
+        """Ends the process, and the server, unless other workers serve."""
+        code = STARTUP_FAILURE
+        self.failure = error
+        if self._worker is not None and self._worker.others_serve():
+            LOG.error("cannot start: %s", error)
+            code = 1
+            await asyncio.sleep(_RETRY_S)
+            self._check_stopping()
+        elif self._worker is not None:
+            self._worker.say_failed(error)
+        self._setup.close()
+        self._loop.call_soon(sys.exit, code)
 
-    def _beat(self, worker: Worker) -> None:
-        worker.beat()
-        loop = asyncio.get_running_loop()
-        loop.call_later(_PUBLISH_S, self._beat, worker)
+    def _say_ready(self) -> None:
+        names = ", ".join(self._settings.served_model_name)
+        sys.stderr.write(
+            f"gemmakv: serving {names} at {self._address} (Ctrl-C stops)\n"
+        )
+        sys.stderr.flush()
 
-    def _supervisor_gone(self) -> None:
-        assert self._worker is not None
-        asyncio.get_running_loop().remove_reader(self._worker.control)
-        LOG.error("the supervisor is gone")
-        self._stop(signal.SIGTERM)
+    def _refresh(self) -> None:
+        assert self._app.service is not None
+        self._app.service.counts.refresh()
+        self._loop.call_later(_REFRESH_S, self._refresh)
+
+    def _take_signals(self) -> None:
+        """Puts a handler of its own before uvicorn's; that of a worker hears
+        of the supervisor's end, too.
+        """
+        handler = signal.getsignal(signal.SIGTERM)
+        self._server: uvicorn.Server = handler.__self__  # type: ignore[union-attr]
+        self._stopping = self._server.should_exit
+        signal.signal(signal.SIGINT, self._stop)
+        signal.signal(signal.SIGTERM, self._stop)
+        supervisor = multiprocessing.parent_process()
+        if self._worker is None or supervisor is None:
+            return
+        end = supervisor.sentinel
+
+        def stop() -> None:
+            self._loop.remove_reader(end)
+            LOG.error("the supervisor is gone")
+            signal.raise_signal(signal.SIGTERM)
+
+        self._loop.add_reader(end, stop)
 
     def _check_stopping(self) -> None:
         if self._stopping:
             raise Stopped
 
-    def _stop(self, number: int) -> None:
-        if self._stopping:
-            if self._worker is None:
-                os._exit(128 + number)
-            return
-        self._stopping = True
-        if self._worker is not None:
-            self._worker.accepts(False)
-        if self._app.service is None:
-            self._server.should_exit = True
-        else:
-            self._drain()
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal; a Ctrl-C after the first one ends it at once."""
+        if self._stopping and number == signal.SIGINT:
+            os._exit(128 + number)
+        self._server.handle_exit(number, frame)
+        if not self._stopping:
+            self._stopping = True
+            self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        """Everything that is here ends by itself, or when the time is over."""
-        service = self._app.service
-        assert service is not None
-        service.drain()
+        """Has everything that is here end by itself, or when the time is over.
+        uvicorn waits a little longer, for answers to be sent.
+        """
         seconds = self._settings.drain_timeout
+        last_s = self._settings.limits.last_s
+        if self._worker is not None:  # whose end the supervisor waits for
+            faulthandler.dump_traceback_later(
+                seconds + last_s + _PATIENCE_S, exit=True
+            )
+        service = self._app.service
+        if service is None:
+            return
+        service.drain()
         LOG.info(
-            "stopping: %d requests are here, for %g s at most; another "
-            "signal stops at once",
+            "stopping: %d requests are here, for %g s at most; Ctrl-C stops "
+            "at once",
             service.live,
             seconds,
         )
-        loop = asyncio.get_running_loop()
-        loop.call_later(seconds, service.abort)
-        self._draining = loop.create_task(self._exit_when_idle(service))
-
-    async def _exit_when_idle(self, service: ChatService) -> None:
-        """Until then connections are accepted, and told that it stops: those
-        who ask /health/ready need an answer. When the time is over, nobody who
-        does not read holds it up.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.drain_timeout):
-                await service.ended()
-        self._server.should_exit = True
-
-
-class _Server(uvicorn.Server):
-    """Signals are handled by `_Process`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def set_up_logs(log_format: str, worker: Worker | None = None) -> None:
-    """Of the server and of what runs it, on stderr."""
-    handler = logging.StreamHandler()
-    index = None if worker is None else worker.index
-    if log_format == "json":
-        handler.setFormatter(JsonLog(index))
-    else:
-        whose = "" if index is None else f"worker {index}: "
-        handler.setFormatter(
-            logging.Formatter(f"%(asctime)s %(levelname)s {whose}%(message)s")
-        )
-    for name, level in (
-        ("gemmakv.server", logging.INFO),
-        ("uvicorn.error", logging.WARNING),
-    ):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.propagate = False
-        logger.setLevel(level)
+        self._loop.call_later(seconds, service.abort)

@@ -460,8 +460,8 @@ class ChatService:
                 code="deadline_exceeded",
             ) from None
         tokens = sum(map(len, job.ids))
-        self.counts.prompt_tokens.add(tokens, key=label)
-        self.counts.embeddings.add(len(vectors), key=label)
+        self.counts.prompt_tokens.labels(key=label).inc(tokens)
+        self.counts.embeddings.labels(key=label).inc(len(vectors))
         return vectors, tokens
 
     @contextlib.contextmanager
@@ -476,7 +476,7 @@ class ChatService:
             if self._aborted:
                 task.uncancel()
                 raise stopping() from None
-            self.counts.cancelled.add()
+            self.counts.cancelled.inc()
             raise
         except (ValueError, GemmaKVError) as error:
             raise _of_library(error) from error
@@ -556,13 +556,13 @@ class ChatService:
             )
         event = ended.event(begin - request.arrived, sink.reasoning_tokens)
         key, counts = {"key": request.tenant.label}, self.counts
-        counts.prompt_tokens.add(event.prompt_tokens, **key)
-        counts.cached_tokens.add(event.cached_tokens, **key)
-        counts.completion_tokens.add(event.completion_tokens, **key)
-        counts.drafted_tokens.add(event.drafted)
-        counts.accepted_tokens.add(event.accepted)
+        counts.prompt_tokens.labels(**key).inc(event.prompt_tokens)
+        counts.cached_tokens.labels(**key).inc(event.cached_tokens)
+        counts.completion_tokens.labels(**key).inc(event.completion_tokens)
+        counts.drafted_tokens.inc(event.drafted)
+        counts.accepted_tokens.inc(event.accepted)
         if event.miss_reason:
-            counts.misses.add(reason=event.miss_reason)
+            counts.misses.labels(reason=event.miss_reason).inc()
         await emit(event)
 
     def check_rows(self, prompts: int, n: int) -> None:

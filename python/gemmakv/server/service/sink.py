@@ -64,7 +64,8 @@ class Sink:
             self._last[0] = first
         if count > 1:
             between = decode_s / (count - 1)
-            self._counts.inter_token_s.observe(between, count - 1)
+            for _ in range(count - 1):
+                self._counts.inter_token_s.observe(between)
 
     async def open(self) -> None:
         """Emits `opening`, unless it was."""
