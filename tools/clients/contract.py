@@ -29,7 +29,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from serving import serving
+from serving import NAME, serving
 
 HERE = Path(__file__).resolve().parent
 SUITES: dict[str, dict[str, Any]] = {
@@ -117,6 +117,7 @@ def run(
             **os.environ,
             "TEST_API_BASE_URL": url + suite["base"],
             "CONTRACT_OUTCOMES": str(found),
+            "CONTRACT_MODEL": NAME,
         },
         stdout=None if verbose else subprocess.PIPE,
         stderr=subprocess.STDOUT,

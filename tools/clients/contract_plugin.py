@@ -153,6 +153,7 @@ def _route_of(path: str) -> str:
 _RESPONSE = re.compile("resp_677efb5139a88190b512bc3fef8e535d|response_id")
 _CONVERSATION = re.compile("(?<=/conversations/)conv_123")
 _ITEM = re.compile("(?<=/items/)msg_abc")
+_MODEL = re.compile("(?<=/models/)[^/]+")
 
 
 def _with_examples(request: Any) -> Any:
@@ -168,6 +169,8 @@ def _with_examples(request: Any) -> Any:
         if _ITEM.search(path):
             items = _made(f"/conversations/{id}/items", {"items": [item]})
             real = _ITEM.sub(items["first_id"], real)
+    else:
+        real = _MODEL.sub(os.environ["CONTRACT_MODEL"], path)
     if real == path:
         return request
     return _changed(request, request.url.copy_with(path=real), None)
