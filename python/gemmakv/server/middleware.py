@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gemmakv.server.apis.call import CALL, Call
 from gemmakv.server.apis.errors import error_response
+from gemmakv.server.service.admission import stopping
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import RequestError
 from gemmakv.server.settings import Settings
@@ -82,6 +83,12 @@ class Logged:
 
         try:
             await self._app(scope, receive, send_with)
+        except asyncio.CancelledError:
+            service = call.running
+            if call.status or service is None or not service.admission.draining:
+                raise
+            # The process ends before the request was read.
+            await error_response(scope, stopping())(scope, receive, send_with)
         except Exception:
             LOG.exception("%s: a request failed", call.request_id)
             if call.status:  # too late to say so: the connection is cut

@@ -93,7 +93,8 @@ class Settings:
         out of it, and named in the answer.
       insecure: whether an address other than loopback may go without keys.
       page: whether there is a page at /.
-      ping_s: seconds of silence after which a stream says that it lives.
+      ping_s: seconds of silence after which a stream says that it lives; 0:
+        it does not.
       cache_secret: by which keys find their parts of the prefix cache, where
         these outlive the server; b"": each start draws one.
       version: of this program, for clients that ask.
@@ -138,7 +139,7 @@ class Settings:
         if self.request_timeout is not None:
             number("request_timeout", self.request_timeout, 0.001, _MOST_S)
         number("drain_timeout", self.drain_timeout, 0, _MOST_S)
-        number("ping_s", self.ping_s, 0.001, _MOST_S)
+        number("ping_s", self.ping_s, 0, _MOST_S)
         checked_keys(self.api_keys)  # one without any would be everybody's
         if not self.served_model_name or not all(self.served_model_name):
             raise ValueError("served_model_name: expected a name, found none")

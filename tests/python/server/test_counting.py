@@ -83,7 +83,7 @@ def _given(body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("body, param", [
     ({"input": "x", "previous_response_id": "resp_none"},
      "previous_response_id"),
-    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
     ({"input": "x", "tools": [{"type": "function", "name": "a b"}]},
      "tools[0].name"),
 ])  # fmt: skip

@@ -36,6 +36,11 @@ class Logprobs:
             return self._tokenizer.piece_of(token)
         return data.decode("utf-8", "replace")
 
+    def length(self, token: int) -> int:
+        """How many characters of a text a token is; a control token is none."""
+        data = self._tokenizer.token_bytes[token]
+        return len(data.decode("utf-8", "replace"))
+
     def top_texts(self, top: TopLogprobs) -> dict[str, float]:
         """The likeliest texts of a place; of several tokens with one text the
         likeliest.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,7 +16,9 @@ from gemmakv.server.apis.call import Call
 from gemmakv.server.apis.errors import openai_error
 from gemmakv.server.apis.fields import Body, OptionsBody, Salt, Whole
 from gemmakv.server.apis.logprobs import Logprobs
-from gemmakv.server.apis.streams import COMMENT, SSE, Template, sse
+from gemmakv.server.apis.prompt_logprobs import PromptPlace, by_token
+from gemmakv.server.apis.sampling import LAST_TOKENS
+from gemmakv.server.apis.streams import COMMENT, SSE, Reply, Template, sse
 from gemmakv.server.apis.timings import timings
 from gemmakv.server.service.errors import (
     RequestError,
@@ -26,6 +28,8 @@ from gemmakv.server.service.errors import (
     unexpected,
 )
 from gemmakv.server.service.events import Ended, Finished
+from gemmakv.server.service.forms import FORM_FIELDS, stated_form
+from gemmakv.server.service.requests import ALIASES, aliased, penalized
 
 DONE = b"data: [DONE]\n\n"
 _SEEDS = 1 << 64
@@ -49,13 +53,35 @@ class CompletionFields(OptionsBody):
     stop: str | list[str] | None = None
     seed: Whole | None = None
     logit_bias: dict[str, float] | None = None
+    prompt_logprobs: Whole | None = None
     cache_salt: Salt | None = None
 
+    @property
+    def taken(self) -> Sequence[str]:
+        return (*super().taken, *ALIASES, *FORM_FIELDS, "repeat_last_n")
+
     def options(self) -> dict[str, Any]:
-        found = super().options()
+        found, _ = aliased(self.others, super().options())
+        last = self.others.get("repeat_last_n")
+        found = penalized(found, last, "repeat_last_n", LAST_TOKENS)
+        found |= stated_form({**self.others, **found})[0]
         if self.seed is not None:
             found["seed"] = seed_of(self.seed)
         return found
+
+    def names(self) -> dict[str, str]:
+        """Gives what the request calls its options, by our names."""
+        options = super().options()
+        _, names = aliased(self.others, options)
+        return {**names, **stated_form({**self.others, **options})[1]}
+
+    def prompt_top(self) -> int | None:
+        """Gives vLLM's `prompt_logprobs`. Raises RequestError for a stream,
+        which has none there, either.
+        """
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("prompt_logprobs", "expected none in a stream")
+        return self.prompt_logprobs
 
     def check_stream_options(self) -> None:
         """Raises RequestError for options of a stream without one."""
@@ -237,7 +263,17 @@ class CompletionShape(ABC):
             "model": body.model or call.model,
             "system_fingerprint": "fp_" + call.service.gemma.fingerprint[:12],
         }
+        self._prompt_top = body.prompt_top()
         self._templates: dict[int, Template] = {}  # of `say`, by index
+
+    def prompt_places(
+        self, reply: Reply, number: int
+    ) -> list[PromptPlace | None] | None:
+        """Lists a prompt's tokens as vLLM does, if that was asked for."""
+        if self._prompt_top is None:
+            return None
+        found = reply.prompt_logprobs[number]
+        return by_token(found, self._prompt_top, self.logprobs)
 
     def failure(self, error: RequestError) -> bytes:
         return sse(openai_error(error))

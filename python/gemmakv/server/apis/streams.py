@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gemmakv.generation._result import ToolCall
+from gemmakv.generation._scores import PromptLogprobs
 from gemmakv.server.apis.call import Call, JsonResponse, to_json
 from gemmakv.server.service.errors import RequestError
 from gemmakv.server.service.events import (
@@ -59,10 +60,12 @@ class Reply:
         self.finished: dict[int, Finished] = {}
         self.ended: Ended | None = None
         self.dropped_messages = 0
+        self.prompt_logprobs: Sequence[PromptLogprobs] = ()
 
     async def take(self, event: Event) -> None:
         if isinstance(event, Started):
             self.dropped_messages = event.dropped_messages
+            self.prompt_logprobs = event.prompt_logprobs
         elif isinstance(event, Token):
             text = self.texts.get(event.index, "")
             self.texts[event.index] = text + event.text

@@ -5,10 +5,11 @@ each API has its own words for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from gemmakv.chat._tools import CallPart
 from gemmakv.generation._result import Generation, TopLogprobs
+from gemmakv.generation._scores import PromptLogprobs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,10 +20,12 @@ class Started:
     Attributes:
       prompt_tokens: of all prompts.
       dropped_messages: the oldest ones, that had no room (`truncate`).
+      prompt_logprobs: of each prompt, if the request asks for them.
     """
 
     prompt_tokens: int
     dropped_messages: int = 0
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
 
 
 @dataclasses.dataclass(frozen=True)

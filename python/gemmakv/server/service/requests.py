@@ -19,11 +19,17 @@ from gemmakv.generation._option_kinds import Integer, Texts, TokenIds
 from gemmakv.generation._options import GenerationOptions
 from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
-from gemmakv.server.service.errors import missing, unexpected
+from gemmakv.server.service.errors import invalid, missing, unexpected
 
 # What each is where it changes nothing.
 _PENALTIES = {
     "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,
+}  # fmt: skip
+# Options by the names that other servers have for them.
+ALIASES = {
+    "repeat_penalty": "repetition_penalty", "rep_pen": "repetition_penalty",
+    "n_predict": "max_tokens", "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
 }  # fmt: skip
 _REPLIES = ("assistant", "model")
 _UNSALTED = b"gemmakv: the part of those without a key"
@@ -103,13 +109,16 @@ class ChatRequest:
       tenant: whose it is.
       messages: a conversation, whose reply begins with what a last message
         of the assistant says; or None, and
-      prompts: texts, which get a BOS in front, or token ids, each continued
-        by itself.
+      prompts: texts, which get a BOS in front if `add_bos`, or token ids,
+        each continued by itself.
       past: what the messages follow, where the server keeps that.
       ids: the messages' token ids, where they are known.
       options: generation options by their names in `GenerationOptions`.
         Without `max_tokens`, up to `default_max_tokens`, or the end of the
         context if that is None.
+      prompt_logprobs: how many of the likeliest tokens of each place of the
+        prompts are told, beside the log-probabilities of the prompts' own
+        tokens; None: neither is.
       tools, tool_choice, parallel_tool_calls, think: as for `Gemma.chat`.
       truncate: whether the oldest turns of a conversation that has no room in
         the context are left out.
@@ -129,9 +138,11 @@ class ChatRequest:
     tenant: Tenant
     messages: Messages | None = None
     prompts: Sequence[str | Sequence[int]] = ()
+    add_bos: bool = True
     past: Past | None = None
     ids: TokenArray | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    prompt_logprobs: int | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     tool_choice: str | Mapping[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -215,6 +226,28 @@ def _taken(name: str, value: Any) -> Any:
     if isinstance(option.kind, Texts) and isinstance(value, list | tuple):
         return [one for one in value if one != ""]
     return value
+
+
+def aliased(
+    fields: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Adds options that a request has by names of other servers, `ALIASES`,
+    and returns these names by ours. Raises RequestError for one that the
+    request has by both names, with other values.
+    """
+    found = dict(options)
+    names: dict[str, str] = {}
+    for theirs, ours in ALIASES.items():
+        value = fields.get(theirs)
+        if value is None:
+            continue
+        if found.setdefault(ours, value) != value:
+            raise invalid(
+                theirs, f"expected it or {names.get(ours, ours)}, found both"
+            )
+        if ours not in options:
+            names.setdefault(ours, theirs)
+    return found, names
 
 
 def penalized(
