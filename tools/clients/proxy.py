@@ -9,8 +9,8 @@ changes requests in which the model may choose:
   also has to take it as it is; if that is refused, the client gets the refusal.
 - If the prompt asks in words for JSON with a `city`, as the scripts' clients do
   whose way this is, the reply gets this form, likewise after what was sent.
-- Otherwise a reply of text ends at the end of its first line (`stop`) and has
-  at most `MOST` tokens.
+- Otherwise a reply of text ends at the end of its first line (`stop`). It has
+  at most `MOST` tokens, calls and JSON have four times as many.
 
 Ollama's API cannot demand a call: there the model is shown two earlier calls,
 and copies them.
@@ -49,7 +49,7 @@ FORM = {
     "required": ["city"],
     "additionalProperties": False,
 }
-MOST = 32
+MOST = 32  # tokens of a text
 
 _CHAT, _RESPONSES = "/chat/completions", "/responses"
 _MESSAGES, _OLLAMA = "/messages", "/api/chat"
@@ -185,8 +185,11 @@ def with_end(body: _Body, api: str, called: bool) -> _Body:
         place.setdefault(stop, ["\n"])
     if api == _CHAT and "max_completion_tokens" in place:
         most = "max_completion_tokens"
-    if not 0 < (place.get(most) or 0) <= MOST and _written(body, api):
-        place[most] = MOST
+    limit = MOST if _written(body, api) else 4 * MOST
+    if not 0 < (place.get(most) or 0) <= limit:
+        place[most] = limit
+    if api in (_CHAT, _RESPONSES):  # agents take no empty text for a reply
+        place.setdefault("min_tokens", 2)
     return changed
 
 

