@@ -36,6 +36,7 @@ from typing import Any
 CALLS: Mapping[str, Mapping[str, Any]] = {
     "rain": {"city": "Rome"},
     "Trip": {"city": "Rome"},
+    "json": {"city": "Rome"},
     "final_answer": {"answer": "3 mm"},
     "Read": {"file_path": "/notes.txt"},
     "read": {"path": "/notes.txt"},

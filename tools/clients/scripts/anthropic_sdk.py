@@ -64,7 +64,7 @@ with case("tool"):
                 {"role": "user", "content": [result]},
             ],
         )  # fmt: skip
-        expect(told.content[0].text, told)
+        expect(told.stop_reason, told)
 with case("tool runner"):
 
     @beta_tool(name="rain")

@@ -1,5 +1,8 @@
 """What the scripts for Python share: the server, and how they say what worked.
 
+What the model says after the result of a tool is its own affair; that the
+server takes the result and the client the answer is what counts.
+
 No annotations that are texts here and in the scripts: some clients read those
 of a tool.
 """

@@ -59,7 +59,8 @@ for name, chat in CHATS.items():
         called = bound.invoke(messages)
         expect(called.tool_calls, called)
         messages += [called, *map(rain.invoke, called.tool_calls)]
-        expect(bound.invoke(messages).text)
+        told = bound.invoke(messages)
+        expect(told.response_metadata, told)
         pieces = None
         for chunk in bound.stream(messages[:1]):
             pieces = chunk if pieces is None else pieces + chunk

@@ -55,7 +55,8 @@ for kind, base in {
         messages += [called.model_dump(), {
             "role": "tool", "tool_call_id": call.id, "content": rain("Rome"),
         }]  # fmt: skip
-        expect(say(messages, tools=TOOLS).choices[0].message.content)
+        told = say(messages, tools=TOOLS)
+        expect(told.choices[0].finish_reason, told)
     with case(f"{kind} structured"):
         city(say(asked, response_format=FORM).choices[0].message.content)
 with case("responses"):

@@ -34,7 +34,7 @@ with case("tool"):
     told = client.chat(
         MODEL, messages=[*messages, called, result], tools=[rain]
     )
-    expect(told.message.content, told)
+    expect(told.done_reason, told)
 with case("structured"):
     made = client.chat(MODEL, messages=asked, format=SCHEMA, options=options)
     city(made.message.content)

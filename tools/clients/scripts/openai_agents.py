@@ -45,10 +45,10 @@ async def ask(model, kind):
     with case(f"{kind} tool"):
         agent = Agent(name="one", model=model, tools=[rain])
         said = await Runner.run(agent, WEATHER)
-        expect(len(said.raw_responses) == 2, said)
+        expect(len(said.raw_responses) >= 2, said)
         stream = Runner.run_streamed(agent, WEATHER)
         [event async for event in stream.stream_events()]
-        expect(len(stream.raw_responses) == 2, stream)
+        expect(len(stream.raw_responses) >= 2, stream)
     with case(f"{kind} handoff"):
         other = Agent(name="other", model=model)
         agent = Agent(
@@ -67,7 +67,7 @@ async def ask(model, kind):
     with case(f"{kind} tool, structured"):
         agent = Agent(name="one", model=model, tools=[rain], output_type=Trip)
         said = await Runner.run(agent, WEATHER)
-        expect(len(said.raw_responses) == 2, said)
+        expect(len(said.raw_responses) >= 2, said)
         expect(said.final_output.city in ("Rome", "Oslo"), said)
 
 

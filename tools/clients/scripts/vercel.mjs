@@ -40,7 +40,7 @@ for (const [name, model] of Object.entries(models)) {
     const said = await ai.generateText({
       ...given, prompt: WEATHER, maxOutputTokens: 60, tools, stopWhen,
     });
-    expect(said.text && said.steps.length === 2, said.steps.map((one) => one.content));
+    expect(said.steps.length >= 2, said.steps.map((one) => one.content));
     let failed;
     const made = ai.streamText({
       ...given, prompt: WEATHER, maxOutputTokens: 60, tools, stopWhen,
@@ -48,7 +48,7 @@ for (const [name, model] of Object.entries(models)) {
     });
     const steps = await made.steps;
     if (failed) throw failed;
-    expect(steps.length === 2, steps.map((one) => one.content));
+    expect(steps.length >= 2, steps.map((one) => one.content));
   });
   await test(`${name} structured`, async () => {
     const said = await ai.generateText({ ...given, output: ai.Output.object({ schema: trip }) });
