@@ -9,7 +9,8 @@ changes requests in which the model may choose:
   also has to take it as it is; if that is refused, the client gets the refusal.
 - If the prompt asks in words for JSON with a `city`, as the scripts' clients do
   whose way this is, the reply gets this form, likewise after what was sent.
-- Otherwise a reply of text ends at the end of its first line (`stop`). It has
+- After the last of these calls the reply has to be a text (`tool_choice`).
+- A reply of text ends at the end of its first line (`stop`). It has
   at most `MOST` tokens, calls and JSON have four times as many.
 
 Ollama's API cannot demand a call: there the model is shown two earlier calls,
@@ -54,6 +55,7 @@ MOST = 32  # tokens of a text
 
 _CHAT, _RESPONSES = "/chat/completions", "/responses"
 _MESSAGES, _OLLAMA = "/messages", "/api/chat"
+_FREE = (None, "auto", "none", {"type": "auto"}, {"type": "none"})
 _APIS = (_CHAT, _RESPONSES, _MESSAGES, _OLLAMA)
 _Body = dict[str, Any]
 
@@ -157,6 +159,14 @@ def with_form(body: _Body, api: str) -> _Body | None:
     }[api]}  # fmt: skip
 
 
+def with_text(body: _Body, api: str) -> _Body | None:
+    """Returns the request without another call, if all have been made."""
+    if api == _OLLAMA or not body.get("tools") or not _written(body, api):
+        return None
+    none = {"type": "none"} if api == _MESSAGES else "none"
+    return {**body, "tool_choice": none} if _called(body) else None
+
+
 def _limits(api: str) -> tuple[str, str]:
     return {
         _CHAT: ("stop", "max_tokens"),
@@ -174,7 +184,7 @@ def _written(body: _Body, api: str) -> bool:
     if isinstance(form, dict) and form.get("type") == "text":
         form = None
     choice = body.get("tool_choice")
-    return not form and choice in (None, "auto", "none", {"type": "auto"})
+    return not form and choice in _FREE
 
 
 def with_end(body: _Body, api: str, called: bool) -> _Body:
@@ -288,6 +298,7 @@ class Proxy:
             if isinstance(body, dict):
                 called = with_call(body, api)
                 directed = called or with_form(body, api)
+                directed = directed or with_text(body, api)
                 if directed is not None:
                     sent.insert(0, json.dumps(_probe(body, api)).encode())
                 changed = with_end(directed or body, api, called is not None)
