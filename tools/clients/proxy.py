@@ -10,8 +10,12 @@ changes requests in which the model may choose:
 - If the prompt asks in words for JSON with a `city`, as the scripts' clients do
   whose way this is, the reply gets this form, likewise after what was sent.
 - After the last of these calls the reply has to be a text (`tool_choice`).
-- A reply of text ends at the end of its first line (`stop`). It has
-  at most `MOST` tokens, calls and JSON have four times as many.
+- A reply of text ends at the end of its first line (`stop`). It has at most
+  `MOST` tokens; calls and JSON have four times as many.
+
+Of requests of more than `LARGE` bytes only `tool_choice` changes, and nothing is
+sent before, so that their prompts are computed once. The request with the call's
+result goes as it is.
 
 Ollama's API cannot demand a call: there the model is shown two earlier calls,
 and copies them.
@@ -52,6 +56,7 @@ FORM = {
     "additionalProperties": False,
 }
 MOST = 32  # tokens of a text
+LARGE = 30_000  # bytes of a request
 
 _CHAT, _RESPONSES = "/chat/completions", "/responses"
 _MESSAGES, _OLLAMA = "/messages", "/api/chat"
@@ -103,7 +108,7 @@ def _demands(body: _Body, api: str) -> bool:
     return choice not in (None, "auto", "required", "any")
 
 
-def with_call(body: _Body, api: str) -> _Body | None:
+def with_call(body: _Body, api: str, large: bool) -> _Body | None:
     """Returns the request that demands the next call, if there is one."""
     if _demands(body, api):
         return None
@@ -127,8 +132,9 @@ def with_call(body: _Body, api: str) -> _Body | None:
             for form in ("response_format", "text", "output_config"):
                 changed.pop(form, None)
             part, _ = _tool_of(changed["tools"][index], api)
-            part[field] = _narrowed(part.get(field) or {}, arguments)
-            part.pop("strict", None)
+            if not large:
+                part[field] = _narrowed(part.get(field) or {}, arguments)
+                part.pop("strict", None)
             changed["tool_choice"] = {
                 _CHAT: {"type": "function", "function": {"name": known}},
                 _RESPONSES: {"type": "function", "name": known},
@@ -296,10 +302,13 @@ class Proxy:
             except ValueError:
                 body = None
             if isinstance(body, dict):
-                called = with_call(body, api)
-                directed = called or with_form(body, api)
-                directed = directed or with_text(body, api)
-                if directed is not None:
+                large = len(given) > LARGE
+                called = with_call(body, api, large)
+                directed = called
+                if not large:
+                    directed = called or with_form(body, api)
+                    directed = directed or with_text(body, api)
+                if directed is not None and not large:
                     sent.insert(0, json.dumps(_probe(body, api)).encode())
                 changed = with_end(directed or body, api, called is not None)
                 sent[-1] = json.dumps(changed).encode()

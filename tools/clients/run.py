@@ -38,7 +38,7 @@ from serving import NAME, serving
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 TEMPLATES = ("plain", "gemma")
 KEY = "key-of-clients"
-SECONDS = 900  # that one client may take
+SECONDS = 2400  # that one client may take
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ def run(*command, **variables):
     """Runs a program to its end; returns what it printed."""
     done = subprocess.run(
         command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=400,
+        capture_output=True, text=True, timeout=1000,
     )  # fmt: skip
     print(done.stdout, done.stderr)
     said = (done.stdout + done.stderr)[-300:]
