@@ -13,9 +13,9 @@ changes requests in which the model may choose:
 - A reply of text ends at the end of its first line (`stop`). It has at most
   `MOST` tokens; calls and JSON have four times as many.
 
-Of requests of more than `LARGE` bytes only `tool_choice` changes, and nothing is
-sent before, so that their prompts are computed once. The request with the call's
-result goes as it is.
+Of requests of more than `LARGE` bytes only `tool_choice` changes, and nothing
+is sent before, so that their prompts are computed once. The request with the
+call's result goes as it is.
 
 Ollama's API cannot demand a call: there the model is shown two earlier calls,
 and copies them.
