@@ -13,9 +13,8 @@ changes requests in which the model may choose:
 - A reply of text ends at the end of its first line (`stop`). It has at most
   `MOST` tokens; calls and JSON have four times as many.
 
-Of requests of more than `LARGE` bytes only `tool_choice` changes, and nothing
-is sent before, so that their prompts are computed once. The request with the
-call's result goes as it is.
+Before requests of more than `LARGE` bytes nothing is sent, and what follows a
+result goes as it is: prompts of agents take minutes.
 
 Ollama's API cannot demand a call: there the model is shown two earlier calls,
 and copies them.
@@ -108,7 +107,7 @@ def _demands(body: _Body, api: str) -> bool:
     return choice not in (None, "auto", "required", "any")
 
 
-def with_call(body: _Body, api: str, large: bool) -> _Body | None:
+def with_call(body: _Body, api: str) -> _Body | None:
     """Returns the request that demands the next call, if there is one."""
     if _demands(body, api):
         return None
@@ -132,9 +131,8 @@ def with_call(body: _Body, api: str, large: bool) -> _Body | None:
             for form in ("response_format", "text", "output_config"):
                 changed.pop(form, None)
             part, _ = _tool_of(changed["tools"][index], api)
-            if not large:
-                part[field] = _narrowed(part.get(field) or {}, arguments)
-                part.pop("strict", None)
+            part[field] = _narrowed(part.get(field) or {}, arguments)
+            part.pop("strict", None)
             changed["tool_choice"] = {
                 _CHAT: {"type": "function", "function": {"name": known}},
                 _RESPONSES: {"type": "function", "name": known},
@@ -303,7 +301,7 @@ class Proxy:
                 body = None
             if isinstance(body, dict):
                 large = len(given) > LARGE
-                called = with_call(body, api, large)
+                called = with_call(body, api)
                 directed = called
                 if not large:
                     directed = called or with_form(body, api)
