@@ -10,7 +10,7 @@ READ = "Read the file /notes.txt. What does it say?"
 
 
 def run(*command, **variables):
-    """Runs a program to its end; returns what it printed."""
+    """Runs a program, which is to end without an error."""
     done = subprocess.run(
         command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, timeout=1000,
@@ -18,8 +18,6 @@ def run(*command, **variables):
     print(done.stdout, done.stderr)
     said = (done.stdout + done.stderr)[-300:]
     expect(done.returncode == 0, f"exit code {done.returncode}: {said}")
-    expect(done.stdout.strip(), said)
-    return done.stdout
 
 
 def try_tool(*command, **variables):
