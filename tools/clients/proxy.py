@@ -10,8 +10,8 @@ changes requests in which the model may choose:
 - If the prompt asks in words for JSON with a `city`, as the scripts' clients do
   whose way this is, the reply gets this form, likewise after what was sent.
 - After the last of these calls the reply has to be a text (`tool_choice`).
-- A reply of text ends at the end of its first line (`stop`). It has at most
-  `MOST` tokens; calls and JSON have four times as many.
+- A reply of text ends after its first word (`stop`). It has at most `MOST`
+  tokens; calls and JSON have four times as many.
 
 Before requests of more than `LARGE` bytes nothing is sent, and what follows a
 result goes as it is: prompts of agents take minutes.
@@ -197,7 +197,7 @@ def with_end(body: _Body, api: str, called: bool) -> _Body:
     changed = copy.deepcopy(body)
     place = changed.setdefault("options", {}) if api == _OLLAMA else changed
     if _written(body, api) and not called:
-        place.setdefault(stop, ["\n"])
+        place.setdefault(stop, ["\n", " "])
     if api == _CHAT and "max_completion_tokens" in place:
         most = "max_completion_tokens"
     limit = MOST if _written(body, api) else 4 * MOST
