@@ -183,7 +183,8 @@ def _limits(api: str) -> tuple[str, str]:
 def _written(body: _Body, api: str) -> bool:
     """Returns whether the reply is text of no certain form."""
     form = body.get("response_format") or body.get("format")
-    form = form or body.get("output_format") or body.get("output_config")
+    form = form or body.get("output_format")
+    form = form or (body.get("output_config") or {}).get("format")
     form = form or (body.get("text") or {}).get("format")
     if isinstance(form, dict) and form.get("type") == "text":
         form = None
