@@ -19,9 +19,11 @@ DOCS = Path(__file__).parents[3] / "docs"
 PAGES = ("clients.md", "deployment.md", "http-api.md", "server.md")
 # Of other programs.
 FOREIGN = {
-    "--cpus", "--cpuset-cpus", "--create-home", "--find-links", "--from",
+    "--auth-type", "--cpus", "--cpuset-cpus", "--create-home", "--find-links",
+    "--from",
     "--home-dir", "--interval", "--memory", "--no-cache-dir", "--no-deps",
-    "--no-stream", "--now", "--rm", "--schema", "--shm-size",
+    "--no-stream", "--now", "--openai-api-key", "--openai-base-url",
+    "--provider", "--rm", "--schema", "--shm-size",
     "--skip-git-repo-check", "--start-period", "--stop-timeout", "--system",
     "--timeout", "--uid", "--unix-socket",
 }  # fmt: skip
