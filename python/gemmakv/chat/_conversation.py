@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Turn:
         return self.ids, self.options, ends, self.boundaries
 
     def reader(self) -> ReplyReader:
-        return self.talk.reader()
+        return self.talk.reader(self.options)
 
     def __enter__(self) -> Turn:
         return self
@@ -75,7 +75,7 @@ class Turn:
 
         Of one that was cancelled before its first token nothing stays.
         """
-        parts = read_reply(self.talk.reader(), generation)
+        parts = read_reply(self.reader(), generation)
         generation = with_parts(generation, parts)
         if generation.finish_reason == "cancelled" and not generation.token_ids:
             self.take_back()
@@ -166,9 +166,10 @@ class Conversation:
     def think(self) -> bool | None:
         return self._rendering.think
 
-    def reader(self) -> ReplyReader:
-        """Makes what reads one reply."""
-        return ReplyReader(self._tokenizer, self.tools.form)
+    def reader(self, options: Mapping[str, Any]) -> ReplyReader:
+        """Makes what reads one reply, of the options of its generation."""
+        grammar = options.get("grammar")
+        return ReplyReader(self._tokenizer, self.tools.form, grammar=grammar)
 
     def set_think(self, think: bool | None) -> None:
         with self._change():

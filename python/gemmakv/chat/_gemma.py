@@ -112,7 +112,8 @@ class _Reply:
         return ChatStream(inner, self, lambda: None)
 
     def reader(self) -> ReplyReader:
-        return ReplyReader(self.tokenizer, self.form)
+        grammar = self.request[2].get("grammar")
+        return ReplyReader(self.tokenizer, self.form, grammar=grammar)
 
     def finish(self, generation: Generation) -> Generation:
         if generation.token_ids or generation.finish_reason != "cancelled":

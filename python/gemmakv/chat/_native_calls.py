@@ -17,8 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from gemmakv._support.json import loads_finite
+from gemmakv.chat._answers import Answer
 from gemmakv.chat._native_grammar import native_grammar
-from gemmakv.chat._tools import ToolSchema, ToolUse, tool_grammar
+from gemmakv.chat._tools import (
+    ToolSchema,
+    ToolUse,
+    json_grammar,
+    tool_grammar,
+)
 from gemmakv.generation._grammar import Grammar
 from gemmakv.generation._result import ToolCall
 from gemmakv.tokenizers._tokenizer import Tokenizer
@@ -71,15 +77,17 @@ def read_call(text: str) -> ToolCall | None:
     return ToolCall("call_" + secrets.token_hex(12), head[1], arguments)
 
 
-def grammar_of(form: str, tokenizer: Tokenizer, use: ToolUse) -> Grammar:
+def grammar_of(
+    form: str, tokenizer: Tokenizer, use: ToolUse, answer: Answer | None = None
+) -> Grammar:
     """Makes the grammar of a reply that may call; `form`: "json" or one of
-    `NATIVE`.
+    `NATIVE`. A reply without calls has the form of `answer`, if there is one.
 
     Raises ValueError for a vocabulary without the form's control tokens, and
     for a schema that is none or, where its tool is strict, cannot be enforced.
     """
     if form not in NATIVE:
-        return use.grammar
+        return json_grammar(use, answer)
     native = NATIVE[form]
     marks: dict[str, int] = {}
     for name, token in (
@@ -100,12 +108,15 @@ def grammar_of(form: str, tokenizer: Tokenizer, use: ToolUse) -> Grammar:
     if "thought_end" not in marks:
         marks.pop("thought", None)
 
-    def write(schemas: Mapping[int, ToolSchema], strict: bool) -> str:
+    def write(
+        schemas: Mapping[int, ToolSchema], strict: bool, answer: Answer | None
+    ) -> str:
         return native_grammar(
-            marks, schemas, free=use.free, parallel=use.parallel, strict=strict
-        )
+            marks, schemas, free=use.free, parallel=use.parallel,
+            strict=strict, answer=answer,
+        )  # fmt: skip
 
-    return tool_grammar(use, write)
+    return tool_grammar(use, write, answer)
 
 
 class _Values:

@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gemmakv.chat._tools import ToolSchema
+from gemmakv.chat._answers import Answer, slashed
+from gemmakv.chat._tools import MOST_CALLS, ToolSchema
 from gemmakv.errors import brief
 from gemmakv.generation._schema_check import SchemaError
 
@@ -62,6 +63,7 @@ def native_grammar(
     free: bool,
     parallel: bool,
     strict: bool = False,
+    answer: Answer | None = None,
 ) -> str:
     """Writes the grammar of a reply with calls.
 
@@ -72,6 +74,7 @@ def native_grammar(
       free: the reply may be text, or have text before its calls.
       parallel: it may have several calls.
       strict: all tools are as strict ones.
+      answer: the form of the reply where it has no calls, if `free`.
 
     Raises ValueError that names the tool and a keyword of its schema that is
     wrong or, where the tool is strict, cannot be enforced.
@@ -82,12 +85,16 @@ def native_grammar(
         f"again: <[{marks['call']}]> call <[{marks['call_end']}]>",
         "call: " + " | ".join(f"tool_{i}" for i in tools),
     ]
-    calls = "again again*" if parallel else "again"
+    calls = f"again{{1,{MOST_CALLS}}}" if parallel else "again"
     if thinks:
         opens, closes = marks["thought"], marks["thought_end"]
         lines.append(f"mark: <[{opens}]> | <[{closes}]>")
         lines.append(f"thought: <[{opens}]> TEXT? <[{closes}]>")
-    if free:
+    if free and answer is not None:
+        lines += answer.rules()
+        thought = "thought? " if thinks else ""
+        lines.insert(0, f"start: {thought}({calls} | answer)")
+    elif free:
         said = "TEXT? (mark TEXT?)*" if thinks else "TEXT?"
         lines.append(f"said: {said}")
         lines.insert(0, f"start: said ({calls})?")
@@ -321,7 +328,7 @@ class _Rules:
             key = "KEY"
             if all_of_them:
                 names = "|".join(re.escape(name) for name in all_of_them)
-                key = self._rule(f"KEY & ~/{_slashed(names)}/", "KEY")
+                key = self._rule(f"KEY & ~/{slashed(names)}/", "KEY")
             extra = self._rule(f'{key} ":" {value}')
         return self._rule(f'"{{" {self._members(members, extra)} "}}"')
 
@@ -421,7 +428,7 @@ class _Rules:
                     place, "pattern", f"expected one, found {brief(pattern)}"
                 )
             if _can_match(pattern):
-                parts.append(f"/{_slashed(_searched(pattern))}/")
+                parts.append(f"/{slashed(_searched(pattern))}/")
             else:
                 self._cannot(place, "pattern")
         if not parts:
@@ -480,14 +487,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, list):
         return f'"[" {_COMMA.join(map(_literal, value))} "]"'
     return _text(json.dumps(value))
-
-
-def _slashed(pattern: str) -> str:
-    """A regular expression as it stands between two slashes."""
-    parts = re.split(r"(\\.)", pattern, flags=re.DOTALL)
-    for i in range(0, len(parts), 2):
-        parts[i] = parts[i].replace("/", r"\/")
-    return "".join(parts).replace("\n", r"\n").replace("\r", r"\r")
 
 
 def _searched(pattern: str) -> str:

@@ -23,7 +23,7 @@ from gemmakv.chat._native_calls import (
     NativeForm,
     read_call,
 )
-from gemmakv.chat._tools import CallPart, CallReader
+from gemmakv.chat._tools import CallPart, CallReader, ToolGrammar
 from gemmakv.generation._result import Generation, ToolCall
 from gemmakv.tokenizers._tokenizer import Tokenizer
 
@@ -59,17 +59,22 @@ class ReplyReader:
         tokenizer: Tokenizer,
         form: str | None = None,
         begun: bool = False,
+        grammar: object = None,
     ) -> None:
         """Takes the form of calls: "json", one of `NATIVE`, or None for text.
         `begun`: other text stands before the reply, and white space between
-        the two belongs to it.
+        the two belongs to it. `grammar` is what the reply follows: where it
+        allows calls or an answer of some form, only one of them is there.
         """
         self.calls = 0
         self.reasoning_tokens = 0
         self._table = tokenizer.token_bytes
         self._native = NATIVE.get(form or "")
         self._marks = marks_of(tokenizer, self._native)
-        self._json = CallReader() if form == "json" else None
+        self._json = None
+        if form == "json":
+            answers = isinstance(grammar, ToolGrammar) and bool(grammar.answer)
+            self._json = CallReader(begins=answers)
         self._thinks = False  # the tokens that come, see `reasoning_tokens`
         self._cut = b""  # the beginning of a character
         self._said = 0  # characters that the tokens have come to

@@ -18,11 +18,11 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Literal, TypeGuard, get_args
 
 from gemmakv._support.json import loads_finite, plain_json
 from gemmakv._support.text import overlap
+from gemmakv.chat._answers import JSON_STYLE, Answer
 from gemmakv.chat._functions import Function, tool_schema
 from gemmakv.chat._messages import Message, Tools, items
 from gemmakv.errors import ArgumentError, brief, unexpected
@@ -51,6 +51,8 @@ _CHOICES = get_args(ToolChoice)
 _CHOICE = ("type", "function")  # fields of one that names a tool
 _NOTES = ("title", "description", "examples", "default", "$comment")
 _SAID_NAMES = 5  # of tools, in a message
+# A reply has at most so many: a model that repeats its call comes to an end.
+MOST_CALLS = 32
 
 _TEXT = """You may call these functions:
 {tools}
@@ -77,16 +79,6 @@ class ToolUse:
     called: Mapping[int, Mapping[str, Any]]
     free: bool
     parallel: bool
-
-    @cached_property
-    def grammar(self) -> Grammar:
-        """The grammar of a reply whose calls have the form above."""
-
-        def write(schemas: Mapping[int, ToolSchema], strict: bool) -> str:
-            return _grammar(schemas, self.free, self.parallel, strict)
-
-        return tool_grammar(self, write)
-
 
 def tool_use(
     tools: Tools | None,
@@ -274,7 +266,11 @@ class CallReader:
     anywhere.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, begins: bool = False) -> None:
+        """`begins`: a reply with calls begins with one. In any other, what
+        looks like a call is text.
+        """
+        self._begins = begins
         self._held = ""  # not understood yet
         self._reads: Callable[[], Iterator[str | CallPart]] = self._text
         self._calls = 0
@@ -308,6 +304,11 @@ class CallReader:
         return [shown] if shown else []
 
     def _text(self) -> Iterator[str | CallPart]:
+        if self._begins and not self._calls:
+            begun = self._held.lstrip()[: len(_OPEN)]
+            if not _OPEN.startswith(begun):
+                self._reads = self._answer
+                return
         text, mark, rest = self._held.partition(_OPEN)
         if mark:
             self._held, self._reads = rest, self._head
@@ -315,6 +316,11 @@ class CallReader:
         else:
             shown = text[: len(text) - overlap(text, _OPEN)].rstrip()
             self._held, text = text[len(shown) :], shown
+        if text:
+            yield text
+
+    def _answer(self) -> Iterator[str | CallPart]:
+        text, self._held = self._held, ""
         if text:
             yield text
 
@@ -402,7 +408,8 @@ class ToolSchema:
 
 
 # Writes the grammar of tools by their places; `strict`: as if all of them were.
-Write = Callable[[Mapping[int, ToolSchema], bool], str]
+# The reply may be the answer in their place.
+Write = Callable[[Mapping[int, ToolSchema], bool, Answer | None], str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,6 +421,8 @@ class ToolGrammar(Grammar):
         leave out different things.
       left: paths of what the schemas say that is left out.
       schemas: of the tools, by their places.
+      answer: the form of a reply without calls; None: it may be any text, or
+        there is none.
       write: what made the text.
     """
 
@@ -422,6 +431,7 @@ class ToolGrammar(Grammar):
     schemas: Mapping[int, ToolSchema] = dataclasses.field(
         default_factory=dict, compare=False, repr=False
     )
+    answer: Answer | None = None
     write: Write | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
@@ -430,13 +440,15 @@ class ToolGrammar(Grammar):
         self, name: str, attempt: Attempt
     ) -> tuple[Grammar, tuple[str, ...]]:
         assert self.write is not None
+        if self.answer is not None:
+            self.answer.check(name, attempt)
         write, fitting = self.write, Fitting(attempt)
         patterns = fitting.patterns(
             {i: one.schema for i, one in self.schemas.items()}
         )
         fitted = self
         taken = not any(patterns.values())
-        taken = taken and _is_taken(write, self.schemas, attempt)
+        taken = taken and _is_taken(write, self.schemas, self.answer, attempt)
         if not taken:
             fitted = _made(
                 write,
@@ -444,6 +456,7 @@ class ToolGrammar(Grammar):
                     i: _fitted(i, one, patterns[i], write, fitting)
                     for i, one in self.schemas.items()
                 },
+                self.answer,
             )
             [why] = attempt([Tried("tools", fitted.text)])
             if why is not None:
@@ -451,8 +464,22 @@ class ToolGrammar(Grammar):
         return fitted, fitted.left
 
 
-def tool_grammar(use: ToolUse, write: Write) -> ToolGrammar:
-    """Writes the grammar of a reply that may call the tools of `use`.
+def json_grammar(use: ToolUse, answer: Answer | None = None) -> ToolGrammar:
+    """Writes the grammar of a reply whose calls have the form above."""
+
+    def write(
+        schemas: Mapping[int, ToolSchema], strict: bool, answer: Answer | None
+    ) -> str:
+        return _grammar(schemas, use.free, use.parallel, strict, answer)
+
+    return tool_grammar(use, write, answer)
+
+
+def tool_grammar(
+    use: ToolUse, write: Write, answer: Answer | None = None
+) -> ToolGrammar:
+    """Writes the grammar of a reply that may call the tools of `use`, and that
+    is an `answer` otherwise, if there is one and the reply need not call.
 
     Raises ValueError for a strict tool with a keyword that cannot be enforced,
     and names both; likewise for what is too large.
@@ -460,8 +487,9 @@ def tool_grammar(use: ToolUse, write: Write) -> ToolGrammar:
     schemas = {
         i: _schema(i, tool["function"]) for i, tool in use.called.items()
     }
+    answer = answer if use.free else None
     try:
-        return _made(write, schemas)
+        return _made(write, schemas, answer)
     except ValueError:
         fitting = Fitting(lambda tried: [None] * len(tried))
         return _made(
@@ -474,27 +502,33 @@ def tool_grammar(use: ToolUse, write: Write) -> ToolGrammar:
                 )
                 for i, one in schemas.items()
             },
+            answer,
         )
 
 
-def _made(write: Write, schemas: Mapping[int, ToolSchema]) -> ToolGrammar:
-    text = write(schemas, False)
+def _made(
+    write: Write, schemas: Mapping[int, ToolSchema], answer: Answer | None
+) -> ToolGrammar:
+    text = write(schemas, False, answer)
     left = tuple(path for one in schemas.values() for path in one.left)
     said = [(i, one.strict, one.schema) for i, one in schemas.items()]
     source = hashlib.sha256(json.dumps(said).encode()).hexdigest()
     try:
-        return ToolGrammar("tools", text, source, left, schemas, write)
+        return ToolGrammar("tools", text, source, left, schemas, answer, write)
     except ValueError as error:
         words = str(error).removeprefix("grammar: ")
         raise ValueError(f"tools: as a grammar, {words}") from None
 
 
 def _is_taken(
-    write: Write, schemas: Mapping[int, ToolSchema], attempt: Attempt
+    write: Write,
+    schemas: Mapping[int, ToolSchema],
+    answer: Answer | None,
+    attempt: Attempt,
 ) -> bool:
     """Tells whether a grammar enforces all that the schemas say."""
     try:
-        text = write(schemas, True)
+        text = write(schemas, True, answer)
     except ValueError:
         return False
     return attempt([Tried("tools", text)]) == [None]
@@ -528,7 +562,7 @@ def _written(i: int, one: ToolSchema, write: Write) -> Written:
 
     def written(schema: Mapping[str, Any]) -> Tried:
         tool = dataclasses.replace(one, schema=schema)
-        return Tried("tools", write({i: tool}, one.strict))
+        return Tried("tools", write({i: tool}, one.strict, None))
 
     return written
 
@@ -558,14 +592,22 @@ def _schema(i: int, function: Mapping[str, Any]) -> ToolSchema:
 
 
 def _grammar(
-    tools: Mapping[int, ToolSchema], free: bool, parallel: bool, strict: bool
+    tools: Mapping[int, ToolSchema],
+    free: bool,
+    parallel: bool,
+    strict: bool,
+    answer: Answer | None,
 ) -> str:
     """Writes the grammar of calls; `tools` by their places. `free`: the reply
-    may be text, or have text before its calls.
+    may be text, or have text before its calls; with an `answer` it is that, or
+    calls alone.
     """
-    more = '("\\n" again)*' if parallel else ""
+    more = f'("\\n" again){{0,{MOST_CALLS - 1}}}' if parallel else ""
     lines = [f"start: first {more}"]
-    if free:
+    if free and answer is not None:
+        lines[0] += " | answer"
+        lines += [*answer.rules(_OPEN), "first: again"]
+    elif free:
         lines[0] += " | TEXT"
         lines += [
             "TEXT: /(.|\\n)*/",
@@ -584,11 +626,9 @@ def _grammar(
         schema = {
             "type": "object",
             **_without_notes(tool.schema),
+            # As the original's: only what is strict must be enforced.
             "x-guidance": {
-                "whitespace_flexible": False,
-                "item_separator": ", ",
-                "key_separator": ": ",
-                # As the original's: only what is strict must be enforced.
+                **JSON_STYLE,
                 "lenient": not (strict or tool.strict),
             },
         }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from gemmakv.chat._answers import answer_of
 from gemmakv.chat._functions import Function
 from gemmakv.chat._messages import Message, Template, Tools, items
 from gemmakv.chat._native_calls import grammar_of
@@ -80,13 +81,18 @@ class Toolset:
             self._grammar = grammar_of(form, tokenizer, use)
 
     @cached_property
-    def _grammar_after_results(self) -> Grammar:
-        assert self._use is not None and self.form is not None
+    def _use_after_results(self) -> ToolUse:
+        assert self._use is not None
         if self._use.free:
-            return self._grammar
+            return self._use
         free = tool_use(self.given, "auto", self.parallel)
         assert free is not None
-        return grammar_of(self.form, self._tokenizer, free)
+        return free
+
+    @cached_property
+    def _grammar_after_results(self) -> Grammar:
+        assert self.form is not None
+        return grammar_of(self.form, self._tokenizer, self._use_after_results)
 
     @property
     def schemas(self) -> list[Any]:
@@ -96,17 +102,18 @@ class Toolset:
     def options_of(
         self, options: Mapping[str, Any], answers: bool = False
     ) -> dict[str, Any]:
-        """Gives the options of a reply with the grammar that it follows;
-        `answers`: one to results of calls. Raises ValueError if they have one.
+        """Gives the options of a reply with the grammar that it follows: calls,
+        or text of the form that the options state. `answers`: it is one to
+        results of calls. Raises ValueError for a form that is bad.
         """
-        if self._use is None:
+        if self._use is None or self.form is None:
             return dict(options)
-        for name in ("grammar", "response_format"):
-            value = options.get(name)
-            if value is not None:
-                raise unexpected(name, "none together with tools", value)
+        rest, answer = answer_of(options)
         grammar = self._grammar_after_results if answers else self._grammar
-        return {**options, "grammar": grammar}
+        if answer is not None:
+            use = self._use_after_results if answers else self._use
+            grammar = grammar_of(self.form, self._tokenizer, use, answer)
+        return {**rest, "grammar": grammar}
 
 
 def open_calls(messages: Sequence[Message]) -> list[ToolCall]:

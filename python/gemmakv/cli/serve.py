@@ -201,6 +201,7 @@ def _for_server(
         **same,
         api_keys=settings_of.checked_keys(keys),
         page=not given.no_page,
+        ping_s=given.sse_ping_interval,
         cache_secret=secret,
         version=gemmakv.__version__,
         limits=settings_of.Limits(

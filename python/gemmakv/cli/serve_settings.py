@@ -41,7 +41,11 @@ _GUARDS = ("api_key", "api_key_file", "prefix_cache_secret_file")
 
 def _words(value: Any) -> Any:
     """Splits a variable, which has several texts with spaces between them."""
-    return value.split() if isinstance(value, str) else value
+    if isinstance(value, str):
+        return value.split()
+    if not isinstance(value, list):
+        raise unexpected("texts", "a text or a list of them", value)
+    return value
 
 
 def _bytes(value: Any) -> int:
@@ -178,11 +182,11 @@ class ServeSettings(BaseModel):
         "Let pages of this origin use the server, or *: of any.")
     allowed_host: Texts = _option([], "NAME",
         "Accept requests to this host name, or *: to any.")
+    sse_ping_interval: float = _option(15.0, "S",
+        "Seconds of silence after which a stream sends a sign of life; 0: "
+        "none.", ge=0, le=1e7)
     log_format: str = _option("text", "FORMAT",
         "Write the log, on stderr, as text or json.")
-    lenient: bool = _switch(
-        "Ignore settings of a request that would be refused, and name them "
-        "in the answer's header x-gemmakv-ignored.")
     profile: bool = _switch(
         "Measure the time of each part of a step, for /metrics.")
     no_page: bool = _switch("Serve no chat page at /.")

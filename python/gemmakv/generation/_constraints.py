@@ -118,6 +118,9 @@ class Compiler:
         """
         with self._lock:
             found = self._kept.get(grammar)
+            if found is not None and found.has_failed:
+                del self._kept[grammar]
+                found = None
             if found is not None:
                 self._kept.move_to_end(grammar)
         if found is None:
@@ -197,12 +200,13 @@ class Compiler:
             raise ValueError(
                 f"{name}: {_reason(str(error), grammar.text)}"
             ) from None
-        if not core.is_error():
+        first = core.deep_copy()
+        if not first.is_error():
             # The first mask is the slowest: it makes most of the lexer.
-            core.deep_copy().compute_bitmask()
-        if core.is_error():
+            first.compute_bitmask()
+        if first.is_error():
             raise ValueError(
-                f"{name}: {_reason(core.get_error(), grammar.text)}"
+                f"{name}: {_reason(first.get_error(), grammar.text)}"
             )
         return Matcher(core, self._ends)
 
@@ -283,8 +287,16 @@ class Matcher:
         self._core = core
         self._name = "grammar"  # begins errors
         self._ends = ends
+        # Copies share what llguidance has made of the grammar so far: when one
+        # has no room for more, none has.
+        self._failed = threading.Event()
         self._position = 0  # tokens that were taken in
         self._runs: list[tuple[int, list[int]]] = []  # with their beginnings
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a copy of it could not go on."""
+        return self._failed.is_set()
 
     def compute_mask(
         self, token_ids: list[int], address: int, nbytes: int
@@ -364,6 +376,7 @@ class Matcher:
     def _check(self) -> None:
         """Raises ValueError if it is in no state to go on."""
         if self._core.is_error():
+            self._failed.set()
             raise ValueError(
                 f"{self._name}: expected a form that can be followed within "
                 "bounded time and memory, found one that cannot after "

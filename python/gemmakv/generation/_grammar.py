@@ -84,13 +84,15 @@ class Grammar:
         """Gives the grammar as far as a compiler takes it, and the paths of
         what is left out of it.
 
-        Raises ValueError that begins with `name` and says which keyword of a
-        schema it does not take; other grammars are not looked at.
+        Raises ValueError that begins with `name` and says why it does not take
+        the grammar, and which keyword of a schema.
         """
         if self.kind == "json_schema":
             _check_fits(name, self.text, attempt)
-        else:
-            attempt([Tried(self.kind, self.text)])
+            return self, ()
+        [why] = attempt([Tried(self.kind, self.text)])
+        if why is not None:
+            raise ValueError(f"{name}: {why}")
         return self, ()
 
     @classmethod
@@ -290,6 +292,7 @@ def _check_fits(name: str, text: str, attempt: Attempt) -> None:
         )
     for one in unfit[:1]:
         raise one.error(name)
+    raise ValueError(f"{name}: {why}")
 
 
 def _checked_text(text: str) -> str:

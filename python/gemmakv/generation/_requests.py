@@ -45,7 +45,12 @@ from gemmakv.generation._prompts import (
     prompt_ids,
 )
 from gemmakv.generation._result import Generation, Prefill, generation_of
-from gemmakv.generation._scores import choice_ids, probabilities
+from gemmakv.generation._scores import (
+    PromptLogprobs,
+    choice_ids,
+    probabilities,
+    prompt_logprobs,
+)
 from gemmakv.generation._stream import OwnProcessor, Stream
 from gemmakv.generation._work import Job, Work, adone, done, time_left
 from gemmakv.models._info import ModelInfo
@@ -355,6 +360,27 @@ class Requests:
                 branch,
                 ids,
                 found,
+            )
+
+        return compute
+
+    def prompt_logprobs(
+        self, cache: KVCache, ids: TokenArray, top: int
+    ) -> Callable[[Callable[[], None] | None], PromptLogprobs]:
+        """Checks the arguments of `_scores.prompt_logprobs`."""
+        vocab_size = self.config.vocab_size
+        integer("prompt_logprobs", top, 0, vocab_size)
+        engine = self.engine
+
+        def compute(check: Callable[[], None] | None) -> PromptLogprobs:
+            return prompt_logprobs(
+                lambda cache, ids, every: engine.logits(
+                    cache._core, ids, every, check
+                ),
+                cache,
+                ids,
+                top,
+                vocab_size,
             )
 
         return compute

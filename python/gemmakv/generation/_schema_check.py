@@ -2,7 +2,8 @@
 
 llguidance keeps bounds of integers in 64 bits and of numbers in doubles: bounds
 that do not fit are others then, or crash it. And a schema whose values would
-have no end is noticed in the middle of a text.
+have no end is noticed in the middle of a text. What it does not know but can be
+said in other keywords is said in these: formats, and names of properties.
 """
 
 from __future__ import annotations
@@ -28,6 +29,35 @@ NAMED = (
     "dependentSchemas",
 )  # fmt: skip
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+
+# What these say where they say nothing.
+_NOTHING: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,), "unevaluatedProperties": (True, {}),
+    "unevaluatedItems": (True, {}), "dependentRequired": ({},),
+    "dependentSchemas": ({},), "dependencies": ({},), "not": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    # Formats that are for a reader, or of numbers.
+    "format": ("password", "binary", "int32", "int64", "float", "double"),
+}  # fmt: skip
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_BASE64 = "^([0-9A-Za-z+/]{4})*([0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?$"
+# Formats that llguidance does not know, by other libraries' names of them.
+_PATTERNS = {
+    "base64": _BASE64,
+    "base64url": "^[0-9A-Za-z_-]*$",
+    "byte": _BASE64,
+    "cidrv4": rf"^({_BYTE}\.){{3}}{_BYTE}/(3[0-2]|[12]?[0-9])$",
+    "cuid": r"^[cC][^\s-]{8,}$",
+    "cuid2": "^[0-9a-z]+$",
+    "e164": r"^\+[1-9][0-9]{6,14}$",
+    "emoji": r"^(\p{Extended_Pictographic}|\p{Emoji_Component})+$",
+    "jwt": r"^[0-9A-Za-z_-]+\.[0-9A-Za-z_-]+\.[0-9A-Za-z_-]*$",
+    "ksuid": "^[0-9A-Za-z]{27}$",
+    "mac": "^([0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}$",
+    "nanoid": "^[0-9A-Za-z_-]{21}$",
+    "ulid": "^[0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{26}$",
+    "xid": "^[0-9A-Va-v]{20}$",
+}
 
 Steps = tuple[str | int, ...]  # keys and indices that lead to a part
 
@@ -65,7 +95,7 @@ def checked_schema(
         nonlocal refers
         if not isinstance(part, Mapping):
             return part
-        found = dict(part)
+        found = _in_known_words(part)
         refers = refers or "$ref" in found
         for name in BOUNDS:
             value = found.get(name)
@@ -107,6 +137,71 @@ def checked_schema(
     if pruned is False:
         raise SchemaError(f"{where}.$ref", _ENDLESS)
     return dict(pruned)
+
+
+def _in_known_words(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema in keywords that llguidance knows, without those that say
+    nothing. What this cannot be done of stays as it is.
+    """
+    found = {
+        name: value
+        for name, value in node.items()
+        if not any(_is_same(value, one) for one in _NOTHING.get(name, ()))
+    }
+    pattern = _PATTERNS.get(found["format"]) if _has_format(found) else None
+    if pattern is not None:
+        del found["format"]
+        found.setdefault("pattern", pattern)  # its own says as much
+    if _holds_at_most_one(found):
+        found.pop("uniqueItems", None)
+    names = _names_allowed(found.get("propertyNames"))
+    properties = found.get("properties", {})
+    if (
+        names is not None
+        and isinstance(properties, Mapping)
+        and "patternProperties" not in found
+    ):
+        del found["propertyNames"]
+        others = found.get("additionalProperties", True)
+        found["properties"] = {
+            **{k: v if k in names else False for k, v in properties.items()},
+            **{k: others for k in names if k not in properties},
+        }
+        found["additionalProperties"] = False
+    return found
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Compares values of JSON, in which no truth value is a number."""
+    return type(value) is type(other) and value == other
+
+
+def _has_format(node: Mapping[str, Any]) -> bool:
+    return isinstance(node.get("format"), str)
+
+
+def _holds_at_most_one(node: Mapping[str, Any]) -> bool:
+    """Tells whether arrays of a schema have too few items to repeat one."""
+    most = node.get("maxItems")
+    return isinstance(most, int) and most <= 1
+
+
+def _names_allowed(schema: Any) -> list[str] | None:
+    """The names that a schema of names lists; None if it is another one."""
+    if not isinstance(schema, Mapping):
+        return None
+    if not {*schema} <= {"type", "enum", "const", "title", "description"}:
+        return None
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    if (
+        schema.get("type", "string") != "string"
+        or "enum" in schema and "const" in schema
+        or not isinstance(values, list)
+        or not values
+        or not all(isinstance(one, str) for one in values)
+    ):
+        return None
+    return values
 
 
 _ENDLESS = (

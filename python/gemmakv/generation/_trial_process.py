@@ -17,13 +17,16 @@ import time
 from typing import Any
 
 _MEMORY_BYTES = 1 << 30  # beside the stack
+_STEPS = 4  # tokens of a text, or forced runs of them, that are tried
 
 
 def refusal(
     guidance: Any, vocabulary: Any, limits: Any, grammar: dict[str, Any]
 ) -> str | None:
     """Why llguidance refuses a grammar (its `kind` and `text`); None if it
-    takes it, with the first mask, and the mask after the text `begin`.
+    takes it, with the first mask, and the masks of a text that goes on after
+    `begin` for some steps: some grammars have more states than there is room
+    for, which the first of them shows.
 
     `lenient`: keywords of a JSON schema that it does not know are no reason.
     """
@@ -37,9 +40,27 @@ def refusal(
     if begin and not core.is_error():
         # The vocabulary is one of bytes.
         core.consume_tokens(list(begin))
-        if not core.is_error():
-            core.compute_bitmask()
+    for _ in range(_STEPS):
+        if core.is_error() or core.is_stopped():
+            break
+        core.consume_tokens(_next_bytes(core))
     return str(core.get_error()) if core.is_error() else None
+
+
+def _next_bytes(core: Any) -> list[int]:
+    """The bytes that must come next, or one that may: the first of ASCII's
+    that shows, if one of these may; none at the end of the text.
+    """
+    forced: list[int] = core.compute_ff_tokens()
+    if forced or core.is_error():
+        return forced
+    mask = core.compute_bitmask()
+    allowed = [
+        byte
+        for byte in (*range(0x20, 0x100), *range(0x20))
+        if mask[byte // 8] >> byte % 8 & 1
+    ]
+    return allowed[:1]
 
 
 def matcher_of(

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import gemmakv
+from gemmakv.chat._answers import Answer
 from gemmakv.chat._native_calls import QUOTE_MARK, grammar_of, read_call
-from gemmakv.chat._tools import tool_use
+from gemmakv.chat._tools import MOST_CALLS, tool_use
 from gemmakv.generation._constraints import Compiler
 from support import gemma4_files
 from support.extras import needs
@@ -125,7 +126,7 @@ def compiled(gemma: gemmakv.Gemma) -> Callable[..., Any]:
 
     def compile(
         *schemas: Any, choice: Any = "required", parallel: bool = True,
-        strict: bool = True,
+        strict: bool = True, answer: Answer | None = None,
     ) -> Any:  # fmt: skip
         tools = [
             {"type": "function", "function": {
@@ -134,7 +135,7 @@ def compiled(gemma: gemmakv.Gemma) -> Callable[..., Any]:
         ]  # fmt: skip
         use = tool_use(tools, choice, parallel)
         assert use is not None and gemma.tokenizer is not None
-        grammar = grammar_of("native", gemma.tokenizer, use)
+        grammar = grammar_of("native", gemma.tokenizer, use, answer)
         return compiler.compile("tools", grammar)
 
     return compile
@@ -314,6 +315,58 @@ def test_choices(
 ) -> None:
     matcher = compiled({}, {}, choice=choice, parallel=parallel)
     assert takes(gemma, matcher, reply) == fits
+
+
+JSON = Answer("response_format", gemmakv.Grammar.json_schema(
+    {"type": "object", "properties": {"a": {"type": "string"}},
+     "required": ["a"], "additionalProperties": False}))  # fmt: skip
+WORDS = Answer("grammar", gemmakv.Grammar.regex("([{] )*[0-9]"))
+RULES = Answer("grammar", gemmakv.Grammar.lark('start: "{" ("[" "]")* "}"'))
+
+
+@pytest.mark.parametrize(
+    ("answer", "choice", "reply", "fits"),
+    [
+        (JSON, "auto", '{"a": "the call:f0{}"}', True),
+        (JSON, "auto", THOUGHT + '{"a": ""}', True),
+        (JSON, "auto", THOUGHT + ONE + TWO, True),
+        (JSON, "auto", ONE, True),
+        (JSON, "auto", "", False),
+        (JSON, "auto", "the", False),
+        (JSON, "auto", "{}", False),
+        (JSON, "auto", "the" + ONE, False),
+        (JSON, "auto", '{"a": ""}' + ONE, False),
+        (JSON, "auto", ONE + '{"a": ""}', False),
+        (JSON, "auto", f'{{"a": "{C}"}}', False),
+        (JSON, "required", '{"a": ""}', False),
+        (JSON, "required", ONE, True),
+        (WORDS, "auto", "{ { 3", True),
+        (WORDS, "auto", "{ {", False),
+        (WORDS, "auto", ONE, True),
+        (RULES, "auto", "{[][]}", True),
+        (RULES, "auto", "{[}", False),
+        (RULES, "auto", ONE, True),
+    ],
+)
+def test_a_reply_is_calls_or_an_answer(
+    gemma: gemmakv.Gemma,
+    compiled: Callable[..., Any],
+    answer: Answer,
+    choice: str,
+    reply: str,
+    fits: bool,
+) -> None:
+    matcher = compiled({}, {}, choice=choice, answer=answer)
+    assert takes(gemma, matcher, reply) == fits
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_come_to_an_end(
+    gemma: gemmakv.Gemma, compiled: Callable[..., Any], choice: str
+) -> None:
+    matcher = compiled({}, {}, choice=choice)
+    assert takes(gemma, matcher, ONE * MOST_CALLS)
+    assert not takes(gemma, matcher, ONE * (MOST_CALLS + 1))
 
 
 BAD = "tools[1].function.parameters"

@@ -195,7 +195,6 @@ def test_cut_short(talker: gemmakv.Gemma, length: int) -> None:
          "tool_choice: expected 'auto' or 'none' where there are no tools, "
          "found 'required'"),
         ({"tools": TOOLS, "parallel_tool_calls": 1}, "parallel_tool_calls"),
-        ({"tools": TOOLS, "grammar": 'start: "a"'}, "grammar: expected none"),
         ({"tools": [{"function": {"name": "a b"}}]},
          r"tools\[0\].function.name: expected"),
         ({"tools": [{"function": {"name": "f", "parameters": {

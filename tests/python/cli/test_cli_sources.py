@@ -95,9 +95,9 @@ def test_a_flag_of_a_path_is_blamed(
 def test_a_switch_in_a_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GEMMAKV_LENIENT", "maybe")
+    monkeypatch.setenv("GEMMAKV_PROFILE", "maybe")
     found = said(capsys)
-    assert found.startswith("gemmakv: error: GEMMAKV_LENIENT: "), found
+    assert found.startswith("gemmakv: error: GEMMAKV_PROFILE: "), found
     assert has(found, ["true", "false", "'maybe'"])
 
 

@@ -172,13 +172,33 @@ def test_a_pattern_that_cannot_be_followed(tiny: gemmakv.Gemma) -> None:
 
 def test_what_ends_a_text_names_the_option(tiny: gemmakv.Gemma) -> None:
     """One grammar may be of several options at once."""
-    schema = {"type": "string", "pattern": "^." + ENDLESS[1:]}
+    schema = {"type": "string", "pattern": "^.{9}" + ENDLESS[1:]}
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     where = "^response_format.json_schema.schema: "
     with pytest.raises(ValueError, match=where):
         tiny.generate(new(tiny), "Go", response_format=form)
     with pytest.raises(ValueError, match="^grammar: "):
         tiny.generate(new(tiny), "Go", grammar=Grammar.json_schema(schema))
+
+
+def test_a_text_that_fails_leaves_the_grammar_to_others(
+    tiny: gemmakv.Gemma,
+) -> None:
+    """What it had used up was missing in all texts after it."""
+    deep = "^(b|c.{9}" + ENDLESS[1:-1] + ")$"
+    grammar = Grammar.json_schema({"type": "string", "pattern": deep})
+
+    def said(letter: str) -> str:
+        assert tiny.tokenizer is not None
+        [token] = tiny.tokenizer.encode(letter)
+        return tiny.generate(
+            new(tiny), "Go", grammar=grammar, logit_bias={token: 60.0}
+        ).text
+
+    assert said("b") == '"b"'
+    with pytest.raises(ValueError, match="^grammar: "):
+        said("c")
+    assert said("b") == '"b"'
 
 
 def test_parts_without_an_end_are_no_text(tiny: gemmakv.Gemma) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gemmakv.chat._tools import tool_use
+from gemmakv.chat._tools import json_grammar, tool_use
 from gemmakv.generation import _schema_fit
 from gemmakv.generation._schema_check import dotted
 from gemmakv.generation._schema_fit import (
@@ -169,7 +169,7 @@ def test_many_large_tools_take_few_trials() -> None:
         tried += len(grammars)
         return ["refused" if "(?=" in one.text else None for one in grammars]
 
-    fitted, left = use.grammar._fitted("tools", attempt)
+    fitted, left = json_grammar(use)._fitted("tools", attempt)
     assert [path.split(".")[-2:] for path in left] == [
         [f"p7_{i}", "pattern"] for i in range(40)
     ]

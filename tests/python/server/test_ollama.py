@@ -247,7 +247,7 @@ def test_tokenize_and_back(app: App, shared: gemmakv.Gemma) -> None:
     body = {"content": "<eos>", "parse_special": False}
     assert len(post(app, "/tokenize", body).json()["tokens"]) == 5
     found = post(app, "/detokenize", {"tokens": ids})
-    assert found.json() == {"content": text}
+    assert found.json() == {"content": text, "prompt": text}
     bad = post(app, "/detokenize", {"tokens": [1 << 30]})
     assert bad.status_code == 400
     assert bad.json()["error"]["message"].startswith("tokens: ")

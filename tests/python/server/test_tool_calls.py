@@ -120,7 +120,7 @@ def test_openai_choices(app: App) -> None:
         ({"tools": [{"function": {"name": "f", "strict": True,
                                   "parameters": {"not": {}}}}]},
          "tools[0].function.parameters.not"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
     ],
 )  # fmt: skip
 def test_bad_tools(app: App, fields: Any, param: str) -> None:

@@ -6,6 +6,7 @@ refused by its path. And what holds a reply to calls and schemas.
 from __future__ import annotations
 
 import json
+import re
 import urllib.parse
 from typing import Any
 
@@ -28,7 +29,7 @@ CLOSING = {PIECES.index(c): 6.0 for c in '"}'}
 ENDING = {**CLOSING, tiny_gguf.EOT: 40.0}
 GOING_ON = {**CLOSING, PIECES.index("\n"): 40.0}  # stands between two calls
 ENDLESS = "^(a?){300}a{300}$"  # more states than there is room for
-LATE = "^.(a?){300}a{300}$"  # likewise, after the first letter
+LATE = "^.{9}(a?){300}a{300}$"  # likewise, after some letters
 
 
 @pytest.fixture
@@ -154,6 +155,86 @@ def test_one_keyword_is_left_out_and_named(
     error = _error(post(app, path, _chat(_schema(one), strict=True)[1]))
     assert error["param"] == f"{field}.properties.a.{left}"
     assert error["message"].startswith(f"{error['param']}: ")
+
+
+# As zod and other libraries write schemas: what a grammar does not know by
+# name can be said otherwise, or says nothing.
+SAID_OTHERWISE: dict[str, tuple[Any, str]] = {
+    "base64": ({"type": "string", "format": "base64", "maxLength": 8},
+               r"([\w+/]{4})*([\w+/]{2}==|[\w+/]{3}=)?"),
+    "jwt": ({"type": "string", "format": "jwt", "maxLength": 20},
+            r"[\w-]+\.[\w-]+\.[\w-]*"),
+    "e164": ({"type": "string", "format": "e164"}, r"\+[1-9]\d{6,14}"),
+    "ulid": ({"type": "string", "format": "ulid"}, r"\w{26}"),
+    "nanoid": ({"type": "string", "format": "nanoid"}, r"[\w-]{21}"),
+    "cuid2": ({"type": "string", "format": "cuid2", "maxLength": 9},
+              r"[0-9a-z]+"),
+    "cidrv4": ({"type": "string", "format": "cidrv4"}, r"[\d.]+/\d+"),
+    "its own pattern": ({"type": "string", "format": "cuid2",
+                         "pattern": "^[xy]{3}$"}, r"[xy]{3}"),
+    "password": ({"type": "string", "format": "password", "maxLength": 3},
+                 r".{0,3}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", SAID_OTHERWISE)
+def test_formats_of_other_libraries_are_enforced(
+    app: App, name: str, strict: bool
+) -> None:
+    one, pattern = SAID_OTHERWISE[name]
+    schema = {"type": "object", "properties": {"a": one}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    path, body, _ = _chat(schema, strict=strict)
+    body |= {"tool_choice": "rain", "max_tokens": 200}
+    response = post(app, path, body)
+    assert _named(response) == []
+    [call] = response.json()["choices"][0]["message"]["tool_calls"]
+    said = json.loads(call["function"]["arguments"])["a"]
+    assert re.fullmatch(pattern, said, re.ASCII), said
+    assert post(app, path, _formatted(CHAT, schema, False)).status_code == 200
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "one",
+    [
+        {"type": "object", "propertyNames": {"type": "string"},
+         "additionalProperties": {"type": "string"}},
+        {"type": "object", "propertyNames": {}},
+        {"type": "array", "uniqueItems": False},
+        {"type": "array", "uniqueItems": True, "maxItems": 1},
+        {"type": "object", "unevaluatedProperties": True,
+         "dependentRequired": {}},
+        {"type": "integer", "format": "int32"},
+        {"type": "string", "not": False},
+    ],
+)  # fmt: skip
+def test_what_says_nothing_is_no_reason(
+    app: App, one: Any, strict: bool
+) -> None:
+    path, body, _ = _chat(_schema(one), strict=strict)
+    assert _named(post(app, path, body)) == []
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_names_that_are_listed_are_enforced(app: App, strict: bool) -> None:
+    """As zod writes a record whose keys are an enum."""
+    one = {
+        "type": "object",
+        "propertyNames": {"type": "string", "enum": ["x", "y"]},
+        "additionalProperties": {"enum": [1, 2]},
+        "required": ["y"],
+    }
+    schema = {"type": "object", "properties": {"a": one}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    path, body, _ = _chat(schema, strict=strict)
+    body |= {"tool_choice": "rain", "max_tokens": 200}
+    response = post(app, path, body)
+    assert _named(response) == []
+    [call] = response.json()["choices"][0]["message"]["tool_calls"]
+    said = json.loads(call["function"]["arguments"])["a"]
+    assert said["y"] in (1, 2) and said.keys() <= {"x", "y"}
 
 
 def test_the_rest_of_the_schema_is_enforced(app: App) -> None:

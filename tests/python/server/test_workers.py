@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ import pytest
 
 import gemmakv
 from gemmakv.server.process.workers import Worker
+from gemmakv.server.service.counts import FOLDER
 from support import raw_http
 from support.asgi import NAME, USER
 from support.command import RunCli, assert_fails
@@ -296,9 +298,16 @@ def is_refused(port: int) -> bool:
 
 @pytest.mark.slow
 def test_a_second_ctrl_c(start: Servers) -> None:
-    """A terminal tells every process."""
+    """A terminal tells every process. The files of the workers go then."""
     server = start("--drain-timeout", 600)
     everybody = (server.process.pid, *both(server))
+    folder = folder_of(everybody[1])
+    with open(folder / "place-0") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    here = os.open(folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):  # or it would be emptied as it is old
+        fcntl.flock(here, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(here)
     with httpx.stream(
         "POST", server.url + CHAT, json=LONG, timeout=LIMIT_S
     ) as stream:
@@ -310,6 +319,18 @@ def test_a_second_ctrl_c(start: Servers) -> None:
             if words(pid):
                 os.kill(pid, signal.SIGINT)
         assert server.wait() == 0
+    assert not folder.exists()
+
+
+def folder_of(worker: int) -> Path:
+    """The folder of the workers' files."""
+    variables = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+    [folder] = [
+        os.fsdecode(one.removeprefix(FOLDER.encode() + b"="))
+        for one in variables
+        if one.startswith(FOLDER.encode())
+    ]
+    return Path(folder)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from gemmakv.server.apis.openai import (
     spent,
     think_of,
 )
+from gemmakv.server.apis.prompt_logprobs import PromptPlace
 from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.streams import SSE, Reply, answer
 from gemmakv.server.apis.timings import prompt_progress
@@ -141,6 +142,7 @@ class Choice(TypedDict):
 class ChatCompletion(Completion):
     object: Literal["chat.completion"]
     choices: list[Choice]
+    prompt_logprobs: NotRequired[list[PromptPlace | None]]
     session: NotRequired[dict[str, Any]]
 
 
@@ -155,8 +157,9 @@ async def chat_completions(call: CallDep, body: ChatBody) -> Response:
     call.check_model(body.model)
     body.check_stream_options()
     options = body.options()
+    call.names = body.names()
     if body.max_completion_tokens is not None:
-        call.names = {"max_tokens": "max_completion_tokens"}
+        call.names = {**call.names, "max_tokens": "max_completion_tokens"}
     if body.session is not None and body.store is False:
         raise invalid("store", "expected true with a session, found false")
     past = past_of(call, body.session, replaces=body.replaces)
@@ -167,6 +170,7 @@ async def chat_completions(call: CallDep, body: ChatBody) -> Response:
         messages=_messages(body.messages),
         past=past,
         options=options,
+        prompt_logprobs=body.prompt_top(),
         tools=tools.functions,
         tool_choice=tools.choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -265,10 +269,12 @@ class _Chat(CompletionShape):
 
     def whole(self, reply: Reply) -> object:
         choices = [self._choice(i, reply) for i in sorted(reply.finished)]
+        places = self.prompt_places(reply, 0)
         return {
             **self.head,
             "object": "chat.completion",
             "choices": choices,
+            **({} if places is None else {"prompt_logprobs": places}),
             **spent(reply.usage),
         }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NotRequired
 
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
+from gemmakv.generation._scores import PromptLogprobs
 from gemmakv.server.apis.call import Call, CallDep
 from gemmakv.server.apis.fields import Whole
 from gemmakv.server.apis.logprobs import finite, has_logprob
@@ -17,6 +19,13 @@ from gemmakv.server.apis.openai import (
     FinishReason,
     finish_reason,
     spent,
+)
+from gemmakv.server.apis.prompt_logprobs import (
+    LogprobLists,
+    PromptPlace,
+    echoed,
+    joined,
+    unlisted,
 )
 from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.streams import SSE, Reply, answer
@@ -41,24 +50,16 @@ class CompletionBody(CompletionFields):
     logprobs: Whole | None = None
     echo: bool | None = None
     best_of: Whole | None = None
+    add_special_tokens: bool | None = None
 
     def options(self) -> dict[str, Any]:
         found = super().options()
         found.pop("logprobs", None)
         if self.logprobs is not None:
             found |= {"logprobs": True, "top_logprobs": self.logprobs}
-            if self.echo:
-                raise missing("echo", "together with logprobs")
         if self.best_of not in (None, self.n or 1):
             raise missing("best_of", "a choice among more than n")
         return found
-
-
-class LogprobLists(TypedDict):
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
-    text_offset: list[int]
 
 
 class TextChoice(TypedDict):
@@ -66,6 +67,7 @@ class TextChoice(TypedDict):
     text: str
     logprobs: LogprobLists | None
     finish_reason: FinishReason
+    prompt_logprobs: NotRequired[list[PromptPlace | None]]
 
 
 class TextCompletion(Completion):
@@ -84,12 +86,18 @@ async def completions(call: CallDep, body: CompletionBody) -> Response:
     call.check_model(body.model)
     body.check_stream_options()
     options, n = body.options(), body.n or 1
+    call.names = body.names()
     prompts = _prompts(body.prompt)
     call.service.check_rows(len(prompts), n)
+    tops = (body.prompt_top(), body.logprobs if body.echo else None)
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
         prompts=prompts,
+        add_bos=body.add_special_tokens is not False,
         options=options,
+        prompt_logprobs=max(
+            (one for one in tops if one is not None), default=None
+        ),
         n=n,
         default_max_tokens=_DEFAULT_TOKENS,
         arrived=call.arrived,
@@ -130,12 +138,17 @@ class _Completion(CompletionShape):
                 if not isinstance(prompt, str):
                     text = _decoded(decode, prompt)
                 self.echoes += [text] * n
+        self.n = n
+        # Likeliest tokens of each place of an echo; None: it has no lists.
+        self.echo_top = body.logprobs if body.echo else None
+        self.listed: dict[int, int] = {}  # tokens, by index
         self.offsets: dict[int, int] = {}
 
     def frames(self, event: Event) -> bytes:
         if isinstance(event, Started):
             return b"".join(
-                self._text(i, text) for i, text in enumerate(self.echoes)
+                self._text(i, text, self._echoed(i, event.prompt_logprobs))
+                for i, text in enumerate(self.echoes)
             )
         if isinstance(event, Token):
             logprobs = None
@@ -149,7 +162,9 @@ class _Completion(CompletionShape):
         if isinstance(event, Called | Progress):
             return b""  # prompts have no tools
         if isinstance(event, Finished):
-            return self._text(event.index, "", None, finish_reason(event))
+            last = self._unlisted(event)
+            logprobs = self._lists(last, event.index) if last else None
+            return self._text(event.index, "", logprobs, finish_reason(event))
         return self.end(event)
 
     def text_chunk(self, index: int, text: str) -> bytes:
@@ -166,15 +181,48 @@ class _Completion(CompletionShape):
 
     def _choice(self, i: int, reply: Reply) -> TextChoice:
         echo = self.echoes[i] if self.echoes else ""
-        tokens = [t for t in reply.tokens.get(i, []) if has_logprob(t)]
-        return {
+        choice: TextChoice = {
             "index": i,
             "text": echo + reply.texts.get(i, ""),
-            "logprobs": self._lists(tokens, i) if self.wants_logprobs else None,
+            "logprobs": self._all_lists(i, reply),
             "finish_reason": finish_reason(reply.finished[i]),
         }
+        places = self.prompt_places(reply, i // self.n)
+        if places is not None:
+            choice["prompt_logprobs"] = places
+        return choice
+
+    def _echoed(
+        self, index: int, found: Sequence[PromptLogprobs]
+    ) -> LogprobLists | None:
+        """The lists of the prompt that a choice begins with."""
+        if self.echo_top is None:
+            return None
+        self.offsets[index] = len(self.echoes[index])
+        prompt = found[index // self.n]
+        return echoed(prompt, self.echo_top, self.logprobs)
+
+    def _unlisted(self, finished: Finished) -> list[Token]:
+        if self.echo_top is None:
+            return []
+        index = finished.index
+        listed = self.listed.get(index, 0)
+        return unlisted(finished.generation, listed, index)
+
+    def _all_lists(self, index: int, reply: Reply) -> LogprobLists | None:
+        """Of all tokens of a choice, with those of an echo."""
+        if not self.wants_logprobs:
+            return None
+        tokens = [t for t in reply.tokens.get(index, []) if has_logprob(t)]
+        lists = self._echoed(index, reply.prompt_logprobs)
+        said = self._lists(tokens, index)
+        if lists is None:
+            return said
+        last = self._lists(self._unlisted(reply.finished[index]), index)
+        return joined(lists, said, last)
 
     def _lists(self, tokens: list[Token], index: int) -> LogprobLists:
+        self.listed[index] = self.listed.get(index, 0) + len(tokens)
         texts = [self.logprobs.text(t.token_id) for t in tokens]
         offsets = []
         for text in texts:

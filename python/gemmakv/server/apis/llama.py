@@ -14,7 +14,12 @@ from gemmakv.server.apis.call import Call, CallDep, JsonResponse
 from gemmakv.server.apis.fields import Body, Query, Whole
 from gemmakv.server.apis.kept import history_of
 from gemmakv.server.apis.routing import router
-from gemmakv.server.service.errors import RequestError, invalid
+from gemmakv.server.service.errors import (
+    RequestError,
+    invalid,
+    missing,
+    unexpected,
+)
 from gemmakv.server.service.requests import parted
 from gemmakv.tokenizers._tokenizer import with_bos
 
@@ -22,18 +27,29 @@ ROUTER = router()
 
 
 class TokenizeBody(Body):
-    content: str
+    """llama-server's form has `content`; vLLM's `prompt` or `messages`."""
+
+    content: str | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(Body):
     tokens: list[Whole]
+    model: str | None = None
 
 
 class TemplateBody(Body):
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
 
 
 class SlotsQuery(Query):
@@ -44,12 +60,25 @@ class Slot(BaseModel):
     id: int
     n_ctx: int
     is_processing: bool
+    id_task: int = -1
 
 
 @ROUTER.post("/tokenize", summary="Tokens of a text")
 async def tokenize(call: CallDep, body: TokenizeBody) -> Response:
     call.takes(body)
+    call.check_model(body.model)
     service = call.service
+    given = [
+        name
+        for name in ("content", "prompt", "messages")
+        if getattr(body, name) is not None
+    ]
+    if len(given) != 1:
+        raise unexpected(
+            "content", "one of content, prompt, messages", given or None
+        )
+    if body.content is None:
+        return await _tokens_for_vllm(call, body)
     special = body.parse_special is not False  # the original's default
 
     def tokens(content: str) -> list[Any]:
@@ -64,16 +93,42 @@ async def tokenize(call: CallDep, body: TokenizeBody) -> Response:
     return JsonResponse({"tokens": found})
 
 
+async def _tokens_for_vllm(call: Call, body: TokenizeBody) -> Response:
+    """Answers in the form of vLLM, whose texts begin with a BOS."""
+    service = call.service
+    found: Any
+    if body.messages is not None:
+        if body.add_generation_prompt is False:
+            raise missing("add_generation_prompt", "a prompt without opening")
+        found = await service.chat_ids(body.messages, body.tools)
+    elif body.add_special_tokens is False:
+        found = await service.on_texts(service.tokenizer.encode, body.prompt)
+    else:
+        found = await service.on_texts(service.text_ids, body.prompt)
+    ids = [int(token) for token in found]
+    pieces = [service.tokenizer.piece_of(token) for token in ids]
+    return JsonResponse(
+        {
+            "count": len(ids),
+            "max_model_len": service.context,
+            "tokens": ids,
+            "token_strs": pieces if body.return_token_strs else None,
+        }
+    )
+
+
 @ROUTER.post("/detokenize", summary="The text of tokens")
 async def detokenize(call: CallDep, body: DetokenizeBody) -> Response:
     call.takes(body)
+    call.check_model(body.model)
     service = call.service
     try:
         text = await service.on_texts(service.tokenizer.decode, body.tokens)
     except RequestError as error:
         words = error.message.removeprefix("ids: ")
         raise invalid("tokens", words) from None
-    return JsonResponse({"content": text})
+    # llama-server's name of it, and vLLM's.
+    return JsonResponse({"content": text, "prompt": text})
 
 
 @ROUTER.post("/apply-template", summary="Messages as the model reads them")
@@ -87,7 +142,7 @@ async def apply_template(call: CallDep, body: TemplateBody) -> Response:
         segments = render(
             service.template,
             messages_of(said),
-            tools=None,
+            tools=body.tools,
             add_generation_prompt=True,
         )
         prompt = "".join(s.text for s in segments)
@@ -102,12 +157,16 @@ async def props(call: CallDep) -> Response:
     return JsonResponse(
         {
             "default_generation_settings": {
+                "id": 0,
+                "id_task": -1,
                 "n_ctx": service.context,
-                "params": service.defaults,
                 "is_processing": service.admission.running > 0,
+                "params": service.defaults,
+                "prompt": "",
             },
             "total_slots": call.settings.max_running,
             "model_alias": call.model,
+            "model_path": call.model,
             "build_info": f"gemmakv {call.settings.version}".rstrip(),
             "modalities": {"vision": False, "audio": False},
             "endpoint_slots": True,
@@ -131,7 +190,9 @@ async def props(call: CallDep) -> Response:
 async def slots(
     call: CallDep, query: Annotated[SlotsQuery, QueryField()]
 ) -> Response:
-    """A slot is room for a continuation; none has one of its own."""
+    """Lists slots, each with room for a continuation. A continuation has no
+    slot of its own, so which ones are taken means nothing.
+    """
     service = call.service
     running = service.admission.running
     count = call.settings.max_running
@@ -148,7 +209,7 @@ async def slots(
 
 
 def _piece(call: Call, token: int) -> str | list[int]:
-    """Its text, or its bytes if they are no text."""
+    """Gives the text of a token, or its bytes if they are not UTF-8."""
     data = call.service.tokenizer.token_bytes[token]
     if not data:
         return call.service.tokenizer.piece_of(token)

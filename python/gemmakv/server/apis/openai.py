@@ -1,11 +1,11 @@
-"""What OpenAI's APIs have in common: fields, usage, thoughts, chunks."""
+"""The common parts of OpenAI's APIs: fields, usage, thoughts, chunks."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,7 +16,9 @@ from gemmakv.server.apis.call import Call
 from gemmakv.server.apis.errors import openai_error
 from gemmakv.server.apis.fields import Body, OptionsBody, Salt, Whole
 from gemmakv.server.apis.logprobs import Logprobs
-from gemmakv.server.apis.streams import COMMENT, SSE, Template, sse
+from gemmakv.server.apis.prompt_logprobs import PromptPlace, by_token
+from gemmakv.server.apis.sampling import LAST_TOKENS
+from gemmakv.server.apis.streams import COMMENT, SSE, Reply, Template, sse
 from gemmakv.server.apis.timings import timings
 from gemmakv.server.service.errors import (
     RequestError,
@@ -26,6 +28,8 @@ from gemmakv.server.service.errors import (
     unexpected,
 )
 from gemmakv.server.service.events import Ended, Finished
+from gemmakv.server.service.forms import FORM_FIELDS, stated_form
+from gemmakv.server.service.requests import ALIASES, aliased, penalized
 
 DONE = b"data: [DONE]\n\n"
 _SEEDS = 1 << 64
@@ -35,7 +39,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    # Padding against those who measure packets says nothing.
+    # Padding that would hide lengths from the network: there is none.
     include_obfuscation: bool | None = None
 
 
@@ -49,13 +53,35 @@ class CompletionFields(OptionsBody):
     stop: str | list[str] | None = None
     seed: Whole | None = None
     logit_bias: dict[str, float] | None = None
+    prompt_logprobs: Whole | None = None
     cache_salt: Salt | None = None
 
+    @property
+    def taken(self) -> Sequence[str]:
+        return (*super().taken, *ALIASES, *FORM_FIELDS, "repeat_last_n")
+
     def options(self) -> dict[str, Any]:
-        found = super().options()
+        found, _ = aliased(self.others, super().options())
+        last = self.others.get("repeat_last_n")
+        found = penalized(found, last, "repeat_last_n", LAST_TOKENS)
+        found |= stated_form({**self.others, **found})[0]
         if self.seed is not None:
             found["seed"] = seed_of(self.seed)
         return found
+
+    def names(self) -> dict[str, str]:
+        """Gives what the request calls its options, by our names."""
+        options = super().options()
+        _, names = aliased(self.others, options)
+        return {**names, **stated_form({**self.others, **options})[1]}
+
+    def prompt_top(self) -> int | None:
+        """Gives vLLM's `prompt_logprobs`. Raises RequestError for a stream,
+        which has none there, either.
+        """
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("prompt_logprobs", "expected none in a stream")
+        return self.prompt_logprobs
 
     def check_stream_options(self) -> None:
         """Raises RequestError for options of a stream without one."""
@@ -92,15 +118,15 @@ class Usage(TypedDict):
 
 
 class CacheUse(TypedDict):
-    """What the prefix cache gave of a prompt, by tier, and why not more."""
+    """The tokens of a prompt that the prefix cache had, and why not more."""
 
     cached: dict[str, int]
     miss_reason: str | None
 
 
 class Spent(TypedDict):
-    """The tokens of a request, the time that they took as llama-server says
-    it, and what the prefix cache gave.
+    """The tokens of a request, their time in llama-server's form, and the
+    use of the prefix cache.
     """
 
     usage: Usage
@@ -109,7 +135,7 @@ class Spent(TypedDict):
 
 
 class Completion(Spent):
-    """The fields that whole answers of both kinds have."""
+    """The fields of whole answers, of chats and of completions."""
 
     id: str
     created: int
@@ -162,8 +188,8 @@ def finish_reason(finished: Finished) -> FinishReason:
 
 
 def seed_of(seed: int, name: str = "seed") -> int:
-    """An integer of 64 bits, signed as in these APIs or not. Raises
-    RequestError for any other.
+    """Gives a seed as the library has it, from an integer of 64 bits that may
+    be signed. Raises RequestError for any other.
     """
     if not -_SEEDS // 2 <= seed < _SEEDS:
         raise invalid(
@@ -173,9 +199,9 @@ def seed_of(seed: int, name: str = "seed") -> int:
 
 
 def thinks(param: str, effort: object) -> bool:
-    """Whether an effort has the model think. Raises RequestError for what is
-    none. They bound what a model thinks, and one that does not think stays
-    within all of them.
+    """Whether an effort has the model think. Raises RequestError for an
+    unknown one. An effort is a bound: a model that cannot think stays within
+    each of them.
     """
     if effort not in EFFORTS:
         raise invalid(
@@ -186,7 +212,9 @@ def thinks(param: str, effort: object) -> bool:
 
 
 def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
-    """Whether the model is to think, which three fields may say."""
+    """Whether the model is to think, which three fields may say; None if none
+    does. Raises RequestError if they differ.
+    """
     found: dict[str, bool] = {}
     effort = said.get("reasoning_effort")
     if effort is not None:
@@ -220,7 +248,7 @@ def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
 
 
 class CompletionShape(ABC):
-    """What both kinds of completions have in common."""
+    """The common part of the shapes of chats and of completions."""
 
     media_type = SSE
     ping = COMMENT
@@ -237,7 +265,17 @@ class CompletionShape(ABC):
             "model": body.model or call.model,
             "system_fingerprint": "fp_" + call.service.gemma.fingerprint[:12],
         }
+        self._prompt_top = body.prompt_top()
         self._templates: dict[int, Template] = {}  # of `say`, by index
+
+    def prompt_places(
+        self, reply: Reply, number: int
+    ) -> list[PromptPlace | None] | None:
+        """Lists a prompt's tokens as vLLM does, if that was asked for."""
+        if self._prompt_top is None:
+            return None
+        found = reply.prompt_logprobs[number]
+        return by_token(found, self._prompt_top, self.logprobs)
 
     def failure(self, error: RequestError) -> bytes:
         return sse(openai_error(error))

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gemmakv.generation._result import ToolCall
+from gemmakv.generation._scores import PromptLogprobs
 from gemmakv.server.apis.call import Call, JsonResponse, to_json
 from gemmakv.server.service.errors import RequestError
 from gemmakv.server.service.events import (
@@ -33,23 +34,23 @@ COMMENT = b": ping\n\n"  # in any stream of server-sent events
 
 
 class Shape(Protocol):
-    """How an API answers one request."""
+    """The form in which an API answers one request."""
 
     media_type: str  # of streams
     ping: bytes
 
     def frames(self, event: Event) -> bytes:
-        """What a stream says of an event; may be nothing."""
+        """Gives the bytes of an event in a stream; there may be none."""
 
     def whole(self, reply: Reply) -> object:
-        """The answer that is no stream."""
+        """Gives the answer that is no stream, for JSON."""
 
     def failure(self, error: RequestError) -> bytes:
-        """What a stream says of an error."""
+        """Gives the bytes of an error in a stream."""
 
 
 class Reply:
-    """What a request came to, for answers that are given as a whole."""
+    """The events of a request, gathered for a whole answer."""
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
@@ -59,10 +60,12 @@ class Reply:
         self.finished: dict[int, Finished] = {}
         self.ended: Ended | None = None
         self.dropped_messages = 0
+        self.prompt_logprobs: Sequence[PromptLogprobs] = ()
 
     async def take(self, event: Event) -> None:
         if isinstance(event, Started):
             self.dropped_messages = event.dropped_messages
+            self.prompt_logprobs = event.prompt_logprobs
         elif isinstance(event, Token):
             text = self.texts.get(event.index, "")
             self.texts[event.index] = text + event.text
@@ -103,8 +106,8 @@ async def answer(
 class EventStream(Response):
     """A stream that runs its request as it is sent.
 
-    An error before the first piece is raised, and answered as any other; a
-    later one is told in the stream.
+    An error before the first bytes is raised, and answered as any other. A
+    later one is an event of the stream.
     """
 
     def __init__(self, call: Call, request: ChatRequest, shape: Shape) -> None:
@@ -136,7 +139,7 @@ class EventStream(Response):
 
 
 class Pieces:
-    """The pieces of an answer, with signs of life in between and before."""
+    """The pieces of a streamed answer, with pings while none comes."""
 
     def __init__(
         self, call: Call, send: Send, media_type: str, ping: bytes
@@ -168,8 +171,8 @@ class Pieces:
                 await self._pinging
 
     async def write(self, frames: bytes) -> None:
-        """Waits while the client does not read. Raises RequestError where it
-        does not for too long, from then on always.
+        """Sends frames; waits while the client does not read. Raises
+        RequestError if that takes too long, and then for all later frames.
         """
         if frames:
             async with self._lock:
@@ -177,7 +180,7 @@ class Pieces:
                 await self._put(frames)
 
     async def end(self, frames: bytes = b"") -> None:
-        """Ends the answer; of a client that does not read nothing is sent."""
+        """Ends the answer. A client that does not read is sent nothing."""
         async with self._lock:
             with contextlib.suppress(RequestError):
                 await self._put(frames, more=False)
@@ -226,9 +229,9 @@ class Pieces:
         )
 
     async def _ping_on(self) -> None:
-        """Says now and then that the answer goes on: clients and proxies give
-        up on what says nothing. It also begins a stream whose first event is
-        long in coming.
+        """Sends a ping whenever nothing was sent for a while: clients and
+        proxies give up on silent connections. The first one begins a stream
+        whose first event is long in coming.
         """
         every = self._call.settings.ping_s
         while not self.stuck:
@@ -249,7 +252,7 @@ class Template:
     """Frames that differ in one text alone: the rest is encoded once."""
 
     def __init__(self, frame: Callable[[str], bytes]) -> None:
-        """`frame` makes one."""
+        """`frame` makes the frame of a text."""
         mark = secrets.token_hex(16)
         self._head, _, self._tail = frame(mark).partition(
             b'"%b"' % mark.encode()

@@ -120,6 +120,8 @@ def supervise(config: uvicorn.Config, sock: socket.socket, folder: Path) -> int:
     `folder` is an empty one, for the files of the workers.
     """
     os.environ[FOLDER] = str(folder)
+    # What is old is removed from folders like /tmp, unless it is locked.
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
     supervisor = Multiprocess(config, [sock])
 
     def hang_up(number: int, frame: object) -> None:

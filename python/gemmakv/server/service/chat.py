@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import hmac
 import os
@@ -28,6 +29,7 @@ import numpy.typing as npt
 
 from gemmakv.cache._kv_cache import KVCache, create_kv_cache
 from gemmakv.cache._pool import BlockPool
+from gemmakv.chat._answers import answer_of
 from gemmakv.chat._gemma import Gemma
 from gemmakv.chat._messages import Segment, Template, messages_of
 from gemmakv.chat._native_calls import grammar_of
@@ -51,6 +53,8 @@ from gemmakv.generation._embeddings import Embedder
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._requests import requests_of
 from gemmakv.generation._result import Generation, TopLogprobs
+from gemmakv.generation._scores import PromptLogprobs
+from gemmakv.generation._work import off_the_loop
 from gemmakv.options import GenerationOptions
 from gemmakv.server.service.admission import Admission, stopping
 from gemmakv.server.service.counts import Counts
@@ -60,6 +64,7 @@ from gemmakv.server.service.errors import (
     invalid,
     missing,
     of_value_error,
+    unexpected,
 )
 from gemmakv.server.service.events import (
     Called,
@@ -91,6 +96,7 @@ _LONG = 100_000  # and that take one which others do not need
 # Waits for the memory of what has ended.
 _ROOM_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _GRAMMAR_THREADS = 2  # for grammars: some take long
+_SCORING = 2  # requests whose prompts' log-probabilities are computed
 _SEEDS = 1 << 64
 _ASKING = (*SYSTEM_ROLES, "user")  # roles whose messages are one turn
 TOO_LONG = "context_length_exceeded"
@@ -176,6 +182,7 @@ class ChatService:
         self._compiling = {
             label: asyncio.Semaphore(one_each) for label in self.labels
         }
+        self._scoring = asyncio.Semaphore(_SCORING)
         self._live: set[asyncio.Task[Any]] = set()
         self.pins: dict[str, dict[str, Pin]] = {}  # by label, and id
         self.diagnostics = Diagnostics()
@@ -453,12 +460,7 @@ class ChatService:
                 async with asyncio.timeout(_left(until)):
                     vectors = await embedder.acompute(job)
         except TimeoutError:
-            raise RequestError(
-                503,
-                "deadline: it passed before the texts were computed",
-                param="deadline",
-                code="deadline_exceeded",
-            ) from None
+            raise _too_late("the texts were computed") from None
         tokens = sum(map(len, job.ids))
         self.counts.prompt_tokens.labels(key=label).inc(tokens)
         self.counts.embeddings.labels(key=label).inc(len(vectors))
@@ -546,14 +548,20 @@ class ChatService:
         ):
             begin = time.monotonic()
             self.counts.queue_s.observe(begin - request.arrived)
-            started = Started(sum(map(len, prompts)), dropped)
+            scored = await self._scores(request, prompts, until)
+            started = Started(
+                sum(map(len, prompts)), dropped, [one.found for one in scored]
+            )
             sink = Sink(started, emit, self.counts, request.arrived)
             await _all(
                 [
-                    self._prompt(request, *job, until, sink, ended)
+                    self._prompt(
+                        request, *job, until, sink, ended,
+                        scored[job[0]] if scored else None,
+                    )
                     for job in jobs
                 ]
-            )
+            )  # fmt: skip
         event = ended.event(begin - request.arrived, sink.reasoning_tokens)
         key, counts = {"key": request.tenant.label}, self.counts
         counts.prompt_tokens.labels(**key).inc(event.prompt_tokens)
@@ -620,11 +628,12 @@ class ChatService:
         until: float | None,
         sink: Sink,
         ended: Sum,
+        scored: _Scored | None,
     ) -> None:
         gemma = request.tenant.gemma
-        cache = create_kv_cache(
-            self.gemma.config, self.context, pool=self._blocks
-        )
+        cache = self._new_cache()
+        if scored is not None:
+            cache, ids = scored.cache, ids[-1:]
         first = number * request.n
 
         async def one(
@@ -644,7 +653,8 @@ class ChatService:
 
         if request.n == 1:
             generation = await one(0, cache, ids)
-            ended.add(generation, [generation], sink.written.pop(first, 0))
+            said = generation if scored is None else scored.counted(generation)
+            ended.add(said, [generation], sink.written.pop(first, 0))
             return
         await sink.open()
         # The prompt is computed once, with its tokens found and kept as the
@@ -660,6 +670,8 @@ class ChatService:
             sink,
             first,
         )
+        if scored is not None:
+            said = scored.counted(said)
         written = await self._written(gemma, ids, said, options)
         if said.finish_reason == "deadline":  # nothing is continued any more
             for i in range(request.n):
@@ -674,12 +686,52 @@ class ChatService:
         )
         ended.add(said, generations, written)
 
+    def _new_cache(self) -> KVCache:
+        return create_kv_cache(
+            self.gemma.config, self.context, pool=self._blocks
+        )
+
+    async def _scores(
+        self,
+        request: ChatRequest,
+        prompts: Sequence[TokenArray],
+        until: float | None,
+    ) -> list[_Scored]:
+        """Computes the log-probabilities of prompts, if they are asked for,
+        one prompt after the other: each takes memory for logits. To the engine
+        these are requests among others.
+        """
+        top = request.prompt_logprobs
+        if top is None:
+            return []
+        model = requests_of(request.tenant.gemma)
+
+        async def attempt(ids: TokenArray) -> _Scored:
+            begin, cache = time.monotonic(), self._new_cache()
+            work = model.prompt_logprobs(cache, ids, top)
+
+            def compute(check: Callable[[], None]) -> PromptLogprobs:
+                _step_back()
+                return work(check)
+
+            found = await off_the_loop(compute)
+            return _Scored(cache, found, time.monotonic() - begin)
+
+        try:
+            async with asyncio.timeout(_left(until)), self._scoring:
+                return [
+                    await self._with_room(functools.partial(attempt, ids))
+                    for ids in prompts
+                ]
+        except TimeoutError:
+            raise _too_late("the prompt was computed") from None
+
     async def _with_room(
         self,
-        attempt: Callable[[], Awaitable[Generation]],
-        sink: Sink,
-        index: int,
-    ) -> Generation:
+        attempt: Callable[[], Awaitable[_T]],
+        sink: Sink | None = None,
+        index: int = 0,
+    ) -> _T:
         """An attempt, again where memory is full: conversations that have
         ended may keep theirs until this loop gets to them, and the engine asks
         only those that run. One that fails leaves its cache as it was, if
@@ -689,9 +741,12 @@ class ChatService:
             try:
                 return await attempt()
             except CacheFullError:
-                if self._blocks is None or sink.has_said(index):
+                if self._blocks is None or (
+                    sink is not None and sink.has_said(index)
+                ):
                     raise
-            await sink.open()
+            if sink is not None:
+                await sink.open()
             await asyncio.sleep(wait)
         return await attempt()
 
@@ -713,7 +768,7 @@ class ChatService:
         else:
             generation = await gemma.agenerate(cache, prompt, **options)
             cache.close()  # its memory is for others
-            reader = self._reader(request)
+            reader = self._reader(request, options)
             parts: Sequence[Part] = [generation.text]
             if reader is not None:
                 parts = read_reply(reader, generation)
@@ -764,13 +819,16 @@ class ChatService:
             found = await self.aside(self._known, gemma, ids)
         return max(0, found - said.usage.cached_tokens)
 
-    def _reader(self, request: ChatRequest) -> ReplyReader | None:
+    def _reader(
+        self, request: ChatRequest, options: Mapping[str, Any]
+    ) -> ReplyReader | None:
         """What tells the parts of a reply apart; prompts get none."""
         if request.messages is None:
             return None
         form = call_form(self.template) if request.tools else None
         begun = bool(parted(request.messages, self.template)[1])
-        return ReplyReader(self.tokenizer, form, begun)
+        grammar = options.get("grammar")
+        return ReplyReader(self.tokenizer, form, begun, grammar)
 
     def _tokens(
         self, index: int, generation: Generation, parts: Sequence[Part]
@@ -806,7 +864,7 @@ class ChatService:
         """A continuation whose tokens are given out as they come, and what
         read them.
         """
-        reader = self._reader(request)
+        reader = self._reader(request, options)
 
         def events(
             text: str,
@@ -882,7 +940,7 @@ class ChatService:
 
         def check(*_: object) -> ChatRequest:
             found = self._with_tools(request, options)
-            self._check_options(options)
+            self._check_options(options, request.prompt_logprobs)
             return found
 
         # Schemas may be long.
@@ -907,29 +965,34 @@ class ChatService:
         form = call_form(self.template)
         if form is None:
             raise missing("tools", "calls in the form of this model's template")
-        wanted = options.pop("response_format", None)
-        if wanted is not None and wanted != {"type": "text"}:
-            raise invalid(
-                "response_format", "expected none together with tools"
-            )
         try:
-            options["grammar"] = grammar_of(form, self.tokenizer, use)
+            rest, answer = answer_of(options)
+            grammar = grammar_of(form, self.tokenizer, use, answer)
         except ValueError as error:
             raise _of_library(error) from error
+        options.clear()
+        options.update(rest, grammar=grammar)
         return dataclasses.replace(request, tools=use.tools)
 
-    def _check_options(self, options: Mapping[str, Any]) -> None:
+    def _check_options(
+        self, options: Mapping[str, Any], prompt_logprobs: int | None
+    ) -> None:
         stop = options.get("stop")
         most = self.settings.limits.stop
         if isinstance(stop, list | tuple) and len(stop) > most:
             raise invalid(
                 "stop", f"expected at most {most} texts, found {len(stop)}"
             )
-        top = options.get("top_logprobs")
         most = self.settings.limits.top_logprobs
-        if isinstance(top, int) and top > most:
-            raise invalid(
-                "top_logprobs", f"expected at most {most}, found {top}"
+        for name, top in (
+            ("top_logprobs", options.get("top_logprobs")),
+            ("prompt_logprobs", prompt_logprobs),
+        ):
+            if isinstance(top, int) and top > most:
+                raise invalid(name, f"expected at most {most}, found {top}")
+        if prompt_logprobs is not None and prompt_logprobs < 0:
+            raise unexpected(
+                "prompt_logprobs", f"0 to {most}", prompt_logprobs
             )
         try:
             GenerationOptions.check(options, self.gemma.config.vocab_size)
@@ -954,7 +1017,7 @@ class ChatService:
                 found = [ids]
         else:
             found = await self.on_texts(
-                self._text_ids, request.prompts, special
+                self._text_ids, request.prompts, special, request.add_bos
             )
         for ids in found:
             self.check_length(len(ids), request.messages is not None)
@@ -980,9 +1043,12 @@ class ChatService:
         )
 
     def _text_ids(
-        self, prompts: Sequence[str | Sequence[int]], special: bool
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        special: bool,
+        add_bos: bool,
     ) -> list[TokenArray]:
-        return [self.text_ids(prompt, special, True) for prompt in prompts]
+        return [self.text_ids(one, special, True, add_bos) for one in prompts]
 
     def check_fits(
         self, segments: Sequence[Segment], messages: bool = True
@@ -1022,8 +1088,9 @@ class ChatService:
         prompt: str | Sequence[int],
         special: bool = False,
         fits: bool = False,
+        add_bos: bool = True,
     ) -> TokenArray:
-        """Token ids of a prompt; a text has a BOS in front.
+        """Token ids of a prompt; a text has a BOS in front, if `add_bos`.
 
         With `special`, names of control tokens mean them; `fits`: as in
         `render`. Raises ValueError for ids that are none.
@@ -1034,7 +1101,9 @@ class ChatService:
             if fits:
                 self.check_fits([Segment(prompt)], False)
             ids = self.tokenizer.encode(prompt, special)
-            found = np.array(with_bos(ids, config.bos_id), np.int32)
+            if add_bos:
+                ids = with_bos(ids, config.bos_id)
+            found = np.array(ids, np.int32)
         else:
             try:
                 found = np.asarray(prompt, np.int64)
@@ -1096,6 +1165,35 @@ class ChatService:
 
     def _mac(self, key: str) -> bytes:
         return hmac.digest(self._secret, key.encode(), hashlib.sha256)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scored:
+    """A prompt whose log-probabilities are known.
+
+    Attributes:
+      cache: all of the prompt but its last token.
+      found: what is known.
+      seconds: how long that took.
+    """
+
+    cache: KVCache
+    found: PromptLogprobs
+    seconds: float
+
+    def counted(self, said: Generation) -> Generation:
+        """Gives what followed the last token with the counts and times of the
+        whole prompt.
+        """
+        tokens = len(self.found.token_ids)
+        seconds = said.timings.prefill_s + self.seconds
+        return dataclasses.replace(
+            said,
+            usage=dataclasses.replace(
+                said.usage, prompt_tokens=tokens, cached_tokens=0, cached={}
+            ),
+            timings=dataclasses.replace(said.timings, prefill_s=seconds),
+        )
 
 
 class _NoTemplate:
@@ -1210,6 +1308,15 @@ def _of_library(error: Exception) -> RequestError:
         return of_value_error(error)
     # A template that cannot express the messages.
     return RequestError(400, one_line(error))
+
+
+def _too_late(what: str) -> RequestError:
+    return RequestError(
+        503,
+        f"deadline: it passed before {what}",
+        param="deadline",
+        code="deadline_exceeded",
+    )
 
 
 def _no_memory(message: str) -> RequestError:

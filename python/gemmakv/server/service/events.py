@@ -1,14 +1,15 @@
-"""What becomes of a request, piece by piece: what a `ChatService` tells and
-each API has its own words for.
+"""The events of a request, which `ChatService` gives and each API writes in
+its own form.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from gemmakv.chat._tools import CallPart
 from gemmakv.generation._result import Generation, TopLogprobs
+from gemmakv.generation._scores import PromptLogprobs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,16 +20,18 @@ class Started:
     Attributes:
       prompt_tokens: of all prompts.
       dropped_messages: the oldest ones, that had no room (`truncate`).
+      prompt_logprobs: of each prompt, if the request asks for them.
     """
 
     prompt_tokens: int
     dropped_messages: int = 0
+    prompt_logprobs: Sequence[PromptLogprobs] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How much of a prompt is computed, if the request asks: comes before the
-    first token, and rises to all of it.
+    """The part of a prompt that is computed so far, if the request asks for
+    it. These events come before the first token; the last has all of it.
 
     Attributes:
       index: of the continuation.
