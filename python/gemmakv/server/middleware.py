@@ -130,8 +130,9 @@ class GuardMiddleware:
         except RequestError as error:
             await error_response(scope, error)(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # the server sends no body of it
-            scope["method"] = "GET"
+        if scope["method"] == "HEAD":
+            # A copy: by its own scope the server sends no body.
+            scope = scope[CALL].scope = {**scope, "method": "GET"}
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:

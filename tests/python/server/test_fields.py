@@ -7,10 +7,12 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
+import gemmakv
 from gemmakv.server.apis.fields import Body, Query, Whole, invalid_field
 from gemmakv.server.app import App
 from gemmakv.server.service.errors import RequestError
-from support.asgi import NAME, USER, post
+from gemmakv.server.settings import Limits
+from support.asgi import NAME, USER, make_app, post
 from support.refusals import check_refusal
 
 
@@ -25,6 +27,7 @@ class Shape(Body):
     seed: Whole = 0
     inner: list[Inner] = []
     some: str | list[Whole] = ""
+    counts: dict[str, int] = {}
 
 
 class Asked(Query):
@@ -74,6 +77,44 @@ def check(
 def test_of_a_query() -> None:
     error = refused(Asked, {"limit": "101"})
     check(error, "limit", ["int", "100"], "101")
+
+
+@pytest.mark.parametrize("document", [
+    {"inner": [5] * 1000},
+    {"some": [2.5] * 1000},
+    {"counts": {str(i): "x" for i in range(1000)}},
+    {"inner": [{"mode": 5}] * 1000},
+])  # fmt: skip
+def test_the_first_bad_part_refuses_all(document: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Shape.model_validate(document)
+    assert caught.value.error_count() <= 2  # of a text or a list
+
+
+def test_many_fields_that_are_not_read_are_looked_at_once() -> None:
+    looked = []
+
+    class Watched(Body):
+        @property
+        def others(self) -> dict[str, Any]:
+            looked.append(1)
+            return super().others
+
+    names = [f"name{i}" for i in range(100)]
+    assert Watched(**dict.fromkeys(names, 1)).ignored() == names
+    assert len(looked) == 1
+
+
+@pytest.mark.parametrize("path", [
+    "/v1/chat/completions", "/v1/messages", "/api/chat", "/apply-template",
+])  # fmt: skip
+def test_messages_are_counted_before_they_are_read(
+    shared: gemmakv.Gemma, path: str
+) -> None:
+    app = make_app(shared, limits=Limits(messages=3))
+    body = {"messages": [5] * 4, "model": NAME, "max_tokens": 1}
+    answer = post(app, path, body)
+    check_refusal(answer, "messages:", "3", "4")
 
 
 _CHAT, _MESSAGES = "/v1/chat/completions", "/v1/messages"

@@ -47,6 +47,13 @@ def test_items_that_say_nothing_here_are_left_out(
     assert prompts[0] == prompts[1]
 
 
+@pytest.mark.parametrize("kind", [5, True, ["message"], {"type": "message"}])
+def test_a_type_that_is_no_text(app: App, kind: Any) -> None:
+    items = [said("user", "hello"), {"type": kind}]
+    found = error(post(app, PATH, {"input": items}), 400)
+    assert found["param"] == "input[1].type"
+
+
 @pytest.mark.parametrize(
     "call, output, function",
     [

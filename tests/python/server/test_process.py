@@ -334,6 +334,21 @@ def test_heads(running: ServerProcess, head: bytes, status: int) -> None:
     assert answer.startswith(b"HTTP/1.1 %d " % status), answer
 
 
+@pytest.mark.parametrize("path", ["/", "/v1/models", "/nowhere"])
+def test_head_is_get_without_a_body(
+    running: ServerProcess, path: str
+) -> None:
+    url = f"{running.url}{path}"
+    with httpx.Client(timeout=LIMIT_S) as http:
+        whole, head = http.get(url), http.head(url)
+        assert head.status_code == whole.status_code
+        assert head.headers["content-length"] == str(len(whole.content))
+        # By the same connection, which goes on.
+        assert "connection" not in head.headers
+        assert http.get(url).content == whole.content
+    assert "Traceback" not in running.log, running.log
+
+
 def test_more_connections_than_allowed(talker_path: Path) -> None:
     with (
         ServerProcess("-m", talker_path, "--max-connections", 2) as own,

@@ -11,6 +11,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections import Counter
@@ -34,6 +36,7 @@ from support.waits import LIMIT_S, wait_until
 
 WORKER_TIMEOUT_S = 10
 CHAT, SESSIONS = "/v1/chat/completions", "/v1/sessions"
+READY = "gemmakv: serving "
 LONG = {
     "model": NAME, "messages": USER, "max_tokens": 500_000,
     "ignore_eos": True, "stream": True,
@@ -288,6 +291,27 @@ def test_drain(
         raw_http.read_until(stream, b"data: [DONE]")
         stream.close()
     assert server.wait() == 0
+
+
+def test_a_hangup_that_nohup_ignores_is_ignored(talker_path: Path) -> None:
+    nohup = ["sh", "-c", "trap '' HUP; exec \"$@\"", "nohup"]
+    serve = [sys.executable, "-m", "gemmakv", "serve", "-m", str(talker_path),
+             "--workers", "2", "--port", "0", "--threads", "1"]  # fmt: skip
+    with subprocess.Popen(
+        nohup + serve, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert any(line.startswith(READY) for line in process.stderr)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        process.terminate()
+        process.stderr.read()
+    [ignored] = [
+        int(line.split()[1], 16)
+        for line in status.splitlines()
+        if line.startswith("SigIgn:")
+    ]
+    assert ignored & 1 << signal.SIGHUP - 1
+    assert process.returncode == 0
 
 
 def is_refused(port: int) -> bool:

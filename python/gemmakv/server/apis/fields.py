@@ -13,8 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import to_jsonable_python
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+)
+from pydantic_core import CoreSchema, to_jsonable_python
 
 from gemmakv._support.refusals import expected_by, found_by
 from gemmakv.errors import ArgumentError
@@ -35,6 +41,18 @@ JSON_OPTIONS = tuple(
 )
 
 
+def _fail_fast(schema: Any) -> None:
+    """Marks all lists and objects in a schema."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "dict"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _fail_fast(part)
+
+
 class Body(BaseModel):
     """The body of a request."""
 
@@ -42,6 +60,17 @@ class Body(BaseModel):
 
     # Fields of this route, in the form of the table of all routes.
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Has the first bad part of a list or an object refuse it: half a
+        million errors would take seconds.
+        """
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
     @property
     def others(self) -> dict[str, Any]:
@@ -58,11 +87,10 @@ class Body(BaseModel):
         """Names the fields that mean nothing here. Raises RequestError for
         one that asks for something which is not there.
         """
-        found = [name for name in self.others if name not in self.taken]
-        check_supported(
-            {name: self.others[name] for name in found}, self.unsupported
-        )
-        return found
+        taken = self.taken
+        found = {k: v for k, v in self.others.items() if k not in taken}
+        check_supported(found, self.unsupported)
+        return list(found)
 
     def said(self) -> dict[str, Any]:
         """The fields that have a value, undeclared ones too, as JSON has
@@ -96,10 +124,10 @@ class OptionsBody(Body):
 
     def options(self) -> dict[str, Any]:
         """The generation options that the body has."""
-        declared = type(self).model_fields
+        declared, others = type(self).model_fields, self.others
         found = {
             name: getattr(self, name) if name in declared
-            else self.others.get(name)
+            else others.get(name)
             for name in JSON_OPTIONS
         }  # fmt: skip
         found = {k: v for k, v in found.items() if v is not None}

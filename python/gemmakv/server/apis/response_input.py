@@ -61,6 +61,8 @@ class InputMessages:
     def take(self, item: Mapping[str, Any], where: str) -> None:
         """Reads one item. Raises RequestError."""
         kind = item.get("type") or ("message" if "role" in item else None)
+        if not isinstance(kind, str):
+            raise unexpected(f"{where}.type", "the type of an item", kind)
         if kind == "message":
             self._add_message(item, where)
         elif kind in _CALLS:
@@ -71,10 +73,8 @@ class InputMessages:
             self._thoughts += _parts_of_thought(item, where)
         elif kind in _SUMMARIES:
             self._add_summary(item, where)
-        elif isinstance(kind, str):
-            self.ignored.append(where)
         else:
-            raise unexpected(f"{where}.type", "the type of an item", kind)
+            self.ignored.append(where)
 
     def _add(self, message: dict[str, Any], where: str) -> None:
         thoughts, self._thoughts = self._thoughts, []

@@ -131,7 +131,7 @@ class EventStream(Response):
                 if not call.status:
                     raise
                 call.rename(error)
-                if not pieces.said:  # it only waited
+                if not pieces.said or pieces.stuck:  # it only waited
                     call.reject(error)
                 await pieces.end(shape.failure(error))
             else:
@@ -149,7 +149,7 @@ class Pieces:
         self._media_type = media_type
         self._ping = ping
         self._lock = asyncio.Lock()
-        self._stuck = False  # its client does not read
+        self.stuck = False  # its client does not read
         self._written = time.monotonic()
         self._pinging: asyncio.Task[None] | None = None
         self.said = False  # anything of the API
@@ -195,7 +195,7 @@ class Pieces:
             "to go on",
             code="answer_not_read",
         )
-        if self._stuck:
+        if self.stuck:
             raise late
         try:
             async with asyncio.timeout(most):
@@ -209,7 +209,7 @@ class Pieces:
                     }
                 )
         except TimeoutError:
-            self._stuck = True
+            self.stuck = True
             raise late from None
 
     async def _begin(self) -> None:
@@ -234,7 +234,7 @@ class Pieces:
         whose first event is long in coming.
         """
         every = self._call.settings.ping_s
-        while not self._stuck:
+        while not self.stuck:
             left = self._written + every - time.monotonic()
             if left > 0:
                 await asyncio.sleep(left)

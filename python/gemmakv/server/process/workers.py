@@ -122,13 +122,14 @@ def supervise(config: uvicorn.Config, sock: socket.socket, folder: Path) -> int:
     os.environ[FOLDER] = str(folder)
     # What is old is removed from folders like /tmp, unless it is locked.
     fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_SH)
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup
     supervisor = Multiprocess(config, [sock])
 
     def hang_up(number: int, frame: object) -> None:
         """Ends the server as its terminal ends; to uvicorn it is a restart."""
         supervisor.signal_queue.append(signal.SIGTERM)
 
-    signal.signal(signal.SIGHUP, hang_up)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else hang_up)
 
     def close() -> None:
         """Has new connections refused as soon as no worker accepts them."""
