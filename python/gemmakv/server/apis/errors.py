@@ -30,7 +30,7 @@ class OpenAIError(BaseModel):
     error: OpenAIErrorFields
 
 
-class AnthropicErrorFields(BaseModel):
+class AnthropicErrorFields(ErrorBody):
     type: str
     message: str
 
@@ -87,7 +87,9 @@ def openai_error(error: RequestError) -> OpenAIError:
 
 def anthropic_error(error: RequestError, request_id: str) -> AnthropicError:
     kind = _ANTHROPIC_TYPES.get(error.status, _ANY)
-    fields = AnthropicErrorFields(type=kind, message=error.message)
+    fields = AnthropicErrorFields(
+        type=kind, message=error.message, **error.more
+    )
     return AnthropicError(error=fields, request_id=request_id)
 
 

@@ -131,6 +131,21 @@ async def detokenize(call: CallDep, body: DetokenizeBody) -> Response:
     return JsonResponse({"content": text, "prompt": text})
 
 
+@ROUTER.get("/tokenizer_info", summary="The tokenizer, in vLLM's form")
+async def tokenizer_info(call: CallDep) -> Response:
+    config = call.service.gemma.config
+    return JsonResponse(
+        {
+            "tokenizer_class": type(call.service.tokenizer).__name__,
+            "bos_token": _special(call, config.bos_id),
+            "eos_token": _special(call, config.eos_ids[0]),
+            "vocab_size": config.vocab_size,
+            "model_max_length": call.service.context,
+            "chat_template": call.service.gemma.chat_template,
+        }
+    )
+
+
 @ROUTER.post("/apply-template", summary="Messages as the model reads them")
 async def apply_template(call: CallDep, body: TemplateBody) -> Response:
     call.takes(body)
