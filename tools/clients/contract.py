@@ -1,5 +1,5 @@
 """The contract tests that the clients of OpenAI and Anthropic come with, run
-against `gemmakv serve --lenient`.
+against `gemmakv serve`.
 
     python tools/clients/contract.py [--only openai] [-v]
 
@@ -58,7 +58,7 @@ def main() -> int:
     arguments = parser.parse_args()
     left_out = tomllib.loads((HERE / "contract.toml").read_text("utf-8"))
     bad = 0
-    with serving("--lenient", "--default-max-tokens", "8") as url:
+    with serving("--default-max-tokens", "8") as url:
         for name in arguments.only or SUITES:
             with tempfile.TemporaryDirectory() as folder:
                 source = unpacked(name, Path(folder), arguments.archives)

@@ -187,9 +187,6 @@ class ServeSettings(BaseModel):
         "none.", ge=0, le=1e7)
     log_format: str = _option("text", "FORMAT",
         "Write the log, on stderr, as text or json.")
-    lenient: bool = _switch(
-        "Ignore settings of a request that would be refused, and name them "
-        "in the answer's header x-gemmakv-ignored.")
     profile: bool = _switch(
         "Measure the time of each part of a step, for /metrics.")
     no_page: bool = _switch("Serve no chat page at /.")

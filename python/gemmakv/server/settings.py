@@ -89,8 +89,6 @@ class Settings:
       cors_origin: origins whose pages may use the server; "*" is any.
       allowed_host: names that a Host header may say, beside addresses,
         localhost and `host`; "*" is any.
-      lenient: whether settings of a request that would be refused are left
-        out of it, and named in the answer.
       insecure: whether an address other than loopback may go without keys.
       page: whether there is a page at /.
       ping_s: seconds of silence after which a stream says that it lives; 0:
@@ -117,7 +115,6 @@ class Settings:
     drain_timeout: float = 30.0
     cors_origin: tuple[str, ...] = ()
     allowed_host: tuple[str, ...] = ()
-    lenient: bool = False
     insecure: bool = False
     page: bool = True
     ping_s: float = 15.0
