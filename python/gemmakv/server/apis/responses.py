@@ -33,9 +33,9 @@ from gemmakv.server.apis.response_input import (
 from gemmakv.server.apis.response_items import (
     CUSTOM,
     call_item,
+    custom_calls_of,
     custom_item,
     document_of,
-    custom_calls_of,
     input_items_of,
     items_of,
     message_id,
