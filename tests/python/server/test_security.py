@@ -397,7 +397,7 @@ def test_the_log_says_what_was_wrong(
     ends = [one.message.partition(" error ")[2] for one in caplog.records]
     assert ends[:2] == ["unsupported_field best_of", "temperature"]
     assert "\n" not in ends[2] and ends[2].endswith("%0A")
-    fields = [getattr(one, "fields") for one in caplog.records]
+    fields = [vars(one)["fields"] for one in caplog.records]
     assert (fields[0]["code"], fields[0]["param"]) == tuple(ends[0].split())
 
 
