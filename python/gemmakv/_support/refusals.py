@@ -61,6 +61,8 @@ def found_by(details: Mapping[str, Any]) -> str:
         return "none"
     if kind in _BOUNDS or kind == "finite_number":
         return str(found)  # a number, though a variable has it as a text
+    if found is None:
+        return "null"
     shown = brief(found)
     return shown.lower() if isinstance(found, bool) else shown
 

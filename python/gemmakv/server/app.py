@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match
-from starlette.types import Lifespan, Scope
+from starlette.types import Scope
 
 from gemmakv.server.apis import ROUTERS
 from gemmakv.server.apis.errors import error_model, error_response
@@ -22,10 +22,10 @@ from gemmakv.server.apis.fields import invalid_field
 from gemmakv.server.apis.page import FOLDER
 from gemmakv.server.apis.routing import OPEN_TAG, BadBody
 from gemmakv.server.middleware import (
-    CancelledWhenGone,
-    Guarded,
-    Keyed,
-    Logged,
+    AuthenticationMiddleware,
+    DisconnectMiddleware,
+    GuardMiddleware,
+    LoggingMiddleware,
 )
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import RequestError
@@ -35,9 +35,8 @@ OPENAPI = "/openapi.json"
 _ABOUT = """\
 One model over HTTP. Bodies are JSON objects; null is as good as absent, and
 fields that no API knows are ignored. `Authorization: Bearer KEY` or `x-api-key`
-says whose a request is, where the server has keys. Of the routes of OpenAI,
-Anthropic, Ollama and llama-server this has what is read; what is answered is
-theirs.
+says whose a request is, where the server has keys. The routes of OpenAI,
+Anthropic, Ollama and llama-server read and answer what these APIs do.
 """
 _SLASHES = re.compile("//+")
 _VERSIONS = re.compile("^/(?:v1/+)+")
@@ -65,7 +64,6 @@ class App(FastAPI):
         self,
         settings: Settings,
         service: ChatService | None = None,
-        lifespan: Lifespan[Any] | None = None,
     ) -> None:
         super().__init__(
             title="gemmakv",
@@ -75,7 +73,6 @@ class App(FastAPI):
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,
-            lifespan=lifespan,
             generate_unique_id_function=_operation_id,
             exception_handlers={
                 RequestError: _answer_error,
@@ -100,13 +97,13 @@ class App(FastAPI):
         self._patterns = [
             route.path_regex for route in self._routes if "{" in route.path
         ]
-        opened = {
-            route.path
-            for route in self._routes
-            if OPEN_TAG in route.tags
-        }
-        self.add_middleware(CancelledWhenGone)
-        self.add_middleware(Keyed, opened=opened | {OPENAPI}, folder=FOLDER)
+        open_paths = {
+            route.path for route in self._routes if OPEN_TAG in route.tags
+        } | {OPENAPI}
+        self.add_middleware(DisconnectMiddleware)
+        self.add_middleware(
+            AuthenticationMiddleware, open_paths=open_paths, folder=FOLDER
+        )
         self.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origin,
@@ -116,8 +113,8 @@ class App(FastAPI):
             expose_headers=_EXPOSED,
             allow_private_network=True,
         )
-        self.add_middleware(Guarded, of=self, allows=self._allows)
-        self.add_middleware(Logged, of=self)
+        self.add_middleware(GuardMiddleware, site=self, allows=self._allows)
+        self.add_middleware(LoggingMiddleware, site=self)
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document of all routes."""
@@ -133,9 +130,9 @@ class App(FastAPI):
         return self.openapi_schema
 
     def route_path(self, path: str) -> str:
-        """The path as a route has it, for one that differs from it by slashes
-        that come twice or at the end, by /v1 that comes twice, or by having
-        none; any other as it is, and so are names of the page's files.
+        """Gives the path of the route that a path means. The path may have
+        slashes that come twice or at the end, and /v1 twice or not at all.
+        Other paths, and those of the page's files, stay as they are.
         """
         if path in self._exact or path.startswith(FOLDER):
             return path
@@ -150,7 +147,7 @@ class App(FastAPI):
         return path
 
     def _matches(self, path: str) -> bool:
-        """Whether a route has the path, with something in place of a name."""
+        """Whether a path is that of a route whose path has parameters."""
         return any(pattern.match(path) for pattern in self._patterns)
 
     def _allows(self, origin: str) -> bool:
@@ -186,7 +183,7 @@ class App(FastAPI):
         return response
 
     def _methods(self, scope: Scope) -> list[str]:
-        """Of all routes with the path."""
+        """Lists the methods of all routes with a path."""
         found = {
             method
             for route in self._routes
@@ -196,8 +193,8 @@ class App(FastAPI):
         return sorted(found | ({"HEAD"} if "GET" in found else set()))
 
     def _nearest(self, path: str) -> str:
-        """Names the route that a path which none has is meant to be, if one is
-        much like it, else where all are.
+        """Names the route whose path is most like one that no route has; if
+        none is like it, the list of all routes.
         """
         tried = path[:_LONGEST_PATH].lower()
         known = sorted(one for one in self._exact if one != "/")

@@ -1,8 +1,9 @@
 """What every request goes through before its route, as ASGI middlewares.
 
-From the outside in: `Logged` makes the `Call`, writes the log and counts;
-`Guarded` refuses heads, hosts and origins; CORS headers come from Starlette;
-`Keyed` asks for a key; `CancelledWhenGone` ends what nobody waits for.
+From the outside in: `LoggingMiddleware` makes the `Call`, writes the log and
+counts; `GuardMiddleware` refuses heads, hosts and origins; Starlette adds the
+headers of CORS; `AuthenticationMiddleware` asks for a key; and
+`DisconnectMiddleware` ends requests that nobody waits for.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ _GONE = 499  # in logs and metrics: the client went before the answer
 
 
 class Site(Protocol):
-    """What the middlewares know of the application."""
+    """The part of the application that the middlewares know."""
 
     settings: Settings
     service: ChatService | None
 
     def route_path(self, path: str) -> str:
-        """The path as a route has it."""
+        """Gives the path of the route that a path means."""
 
 
-class Logged:
+class LoggingMiddleware:
     """Gives each request its `Call`, a line of the log, and a number in the
     metrics.
     """
 
-    def __init__(self, app: ASGIApp, of: Site) -> None:
+    def __init__(self, app: ASGIApp, site: Site) -> None:
         self._app = app
-        self._of = of
+        self._site = site
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send
@@ -61,9 +62,9 @@ class Logged:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, of = Headers(scope=scope), self._of
+        headers, site = Headers(scope=scope), self._site
         call = Call(
-            scope, of.settings, headers, _request_id(headers), of.service
+            scope, site.settings, headers, _request_id(headers), site.service
         )
         scope[CALL] = call
 
@@ -105,17 +106,17 @@ class Logged:
             _note(call)
 
 
-class Guarded:
+class GuardMiddleware:
     """Refuses requests by their heads: too long, for another host, from a
     page of another site.
     """
 
     def __init__(
-        self, app: ASGIApp, of: Site, allows: Callable[[str], bool]
+        self, app: ASGIApp, site: Site, allows: Callable[[str], bool]
     ) -> None:
-        """`allows`: whether the pages of an origin may use the server."""
+        """`allows` says whether the pages of an origin may use the server."""
         self._app = app
-        self._of = of
+        self._site = site
         self._allows = allows
 
     async def __call__(
@@ -137,7 +138,7 @@ class Guarded:
         headers = Headers(scope=scope)
         host = _take_authority(scope) or headers.get("host")
         # Before anything looks at it: keys, forms of errors.
-        scope["path"] = self._of.route_path(scope["path"])
+        scope["path"] = self._site.route_path(scope["path"])
         self._check_head(scope)
         # HTTP/1.0 has no Host; browsers, which it is checked for, always do.
         if host is not None or scope["http_version"] != "1.0":
@@ -173,10 +174,10 @@ class Guarded:
                 "websocket",
                 code="upgrade_not_supported",
             )
-        # The protocol's own limit is for a head that arrives in parts.
+        # h11's own limit is for a head that arrives in parts.
         length = len(scope["raw_path"]) + len(scope["query_string"])
         length += sum(len(k) + len(v) + 4 for k, v in scope["headers"])
-        most = self._of.settings.limits.header_bytes
+        most = self._site.settings.limits.header_bytes
         if length > most:
             raise RequestError(
                 431,
@@ -186,8 +187,10 @@ class Guarded:
             )
 
     def _check_host(self, header: str) -> None:
-        """A page whose name was pointed at this machine says that name."""
-        settings = self._of.settings
+        """Refuses the name of another site. A page whose name somebody has
+        pointed at this machine has its browser send that name.
+        """
+        settings = self._site.settings
         allowed = settings.allowed_host
         if "*" in allowed or (settings.api_keys and not allowed):
             return
@@ -208,15 +211,15 @@ class Guarded:
             ) from None
 
 
-class Keyed:
+class AuthenticationMiddleware:
     """Asks for a key, before the body is read."""
 
     def __init__(
-        self, app: ASGIApp, opened: Container[str], folder: str
+        self, app: ASGIApp, open_paths: Container[str], folder: str
     ) -> None:
-        """`opened`: the paths that need none, as those in `folder`."""
+        """`open_paths` need no key, nor do those in `folder`."""
         self._app = app
-        self._opened = opened
+        self._open_paths = open_paths
         self._folder = folder
 
     async def __call__(
@@ -224,7 +227,7 @@ class Keyed:
     ) -> None:
         path = scope.get("path", "")
         if scope["type"] == "http" and not (
-            path in self._opened or path.startswith(self._folder)
+            path in self._open_paths or path.startswith(self._folder)
         ):
             try:
                 _check_key(scope[CALL])
@@ -234,7 +237,7 @@ class Keyed:
         await self._app(scope, receive, send)
 
 
-class CancelledWhenGone:
+class DisconnectMiddleware:
     """Ends a request whose client has gone, once its body has been read."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -305,7 +308,7 @@ def _key(headers: Headers) -> str | None:
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's own, else a new one."""
+    """Gives the client's own id of a request, else a new one."""
     wanted = headers.get("x-request-id", "")
     if _REQUEST_ID.fullmatch(wanted):
         return wanted
@@ -313,8 +316,8 @@ def _request_id(headers: Headers) -> str:
 
 
 def _take_authority(scope: Scope) -> str | None:
-    """The host of a target that is a whole URL, as proxies send it; the scope
-    then has its path. None for any other target.
+    """Gives the host of a target that is a whole URL, as proxies send it, and
+    puts the URL's path into the scope. Gives None for any other target.
     """
     found = _URL.fullmatch(scope.get("raw_path", b"") or b"")
     if found is None:
@@ -371,4 +374,10 @@ def _note(call: Call) -> None:
     )
 
 
-__all__ = ["LOG", "CancelledWhenGone", "Guarded", "Keyed", "Logged"]
+__all__ = [
+    "LOG",
+    "AuthenticationMiddleware",
+    "DisconnectMiddleware",
+    "GuardMiddleware",
+    "LoggingMiddleware",
+]

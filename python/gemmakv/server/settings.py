@@ -1,4 +1,4 @@
-"""What the operator decides."""
+"""The settings of a server, which the operator decides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_S = 1e7
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a request may ask for at most; beyond it is a 4xx.
+    """The most that a request may ask for; more is a 4xx.
 
     Attributes:
       body_bytes: of a request's body.
@@ -61,7 +61,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Of one server. Raises ValueError naming the setting that is bad.
+    """The settings of one server. Raises ValueError naming a bad one.
 
     Attributes:
       served_model_name: names that requests may call the model by; the first
@@ -81,8 +81,9 @@ class Settings:
         there is.
       default_max_tokens: where a request says nothing; None: as each API has
         it.
-      default_temperature: likewise; None: the model's own, else 1.
-      default_seed: likewise; None: each request draws one.
+      default_temperature: where a request says nothing; None: the model's
+        own, else 1.
+      default_seed: where a request says nothing; None: each request draws one.
       request_timeout: seconds from a request's arrival to the end of its
         answer; None: none.
       drain_timeout: seconds for what runs when the server is told to stop.
@@ -91,10 +92,10 @@ class Settings:
         localhost and `host`; "*" is any.
       insecure: whether an address other than loopback may go without keys.
       page: whether there is a page at /.
-      ping_s: seconds of silence after which a stream says that it lives; 0:
-        it does not.
-      cache_secret: by which keys find their parts of the prefix cache, where
-        these outlive the server; b"": each start draws one.
+      ping_s: seconds of silence after which a stream sends a ping; 0: it
+        sends none.
+      cache_secret: separates API keys in a prefix cache that outlives the
+        server; b"": each start draws one.
       version: of this program, for clients that ask.
     """
 
@@ -169,9 +170,9 @@ class Settings:
 
 
 def read_keys(path: str | os.PathLike[str]) -> list[str]:
-    """API keys of a file: one a line; empty lines and those that begin with #
-    do not count. Raises OSError that names the option, or ValueError if there
-    are none, or for one that no header can say.
+    """Reads the API keys of a file, one a line. Empty lines and those that
+    begin with # do not count. Raises OSError that names the option, or
+    ValueError if there are no keys, or for one that no header can hold.
     """
     keys: list[str] = []
     try:
@@ -204,8 +205,8 @@ def read_keys(path: str | os.PathLike[str]) -> list[str]:
 def checked_keys(
     keys: Sequence[str], where: str = "api_key"
 ) -> tuple[str, ...]:
-    """Without those that come twice. Raises ValueError that begins with
-    `where` for one that no header can say.
+    """Gives keys without repeats. Raises ValueError that begins with `where`
+    for a key that no header can hold.
     """
     for key in keys:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
@@ -217,5 +218,5 @@ def checked_keys(
 
 
 def log_format(value: str) -> str:
-    """Raises ValueError."""
+    """Checks the name of a log format. Raises ValueError."""
     return choice("log_format", value, LOG_FORMATS)

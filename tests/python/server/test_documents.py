@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gemmakv.server.apis.page import FOLDER
 from gemmakv.server.app import App
 from support.asgi import NAME, USER, get, post
 from support.command import RunCli
@@ -111,3 +112,11 @@ def test_variables_and_keys_are_known(known_flags: set[str]) -> None:
     keys = set(tomllib.loads(toml[1]))
     keys |= {v.removeprefix("GEMMAKV_").lower() for v in variables}
     assert {"--" + key.replace("_", "-") for key in keys} <= known_flags
+
+
+def test_every_route_is_in_the_reference(app: App) -> None:
+    text = page("http-api.md")
+    for path in app.openapi()["paths"]:
+        named = re.sub(r"\{\w+\}", "[A-Z]+", path)
+        found = re.search(f"`([A-Z]+ )?{named}`", text)
+        assert found or path.startswith(FOLDER), path

@@ -54,6 +54,7 @@ def refused(shape: type[Body | Query], document: Any) -> RequestError:
     ({"some": [1, 2.5]}, "some[1]", ["an integer"], "2.5"),
     ({"seed": "5"}, "seed", ["an integer"], "'5'"),
     ({"inner": 5}, "inner", ["a list"], "5"),
+    ({"seed": None}, "seed", ["an integer"], "null"),
 ])  # fmt: skip
 def test_says_what_was_expected_and_what_found(
     document: dict[str, Any], param: str, expected: list[str], found: str

@@ -1,4 +1,4 @@
-"""Anthropic's API: messages, count_tokens."""
+"""Anthropic's API: messages and count_tokens."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from gemmakv.server.service.requests import ChatRequest
 ROUTER = router()
 _PING = sse({"type": "ping"}, "ping")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-# Edits that take old thoughts out of a conversation, in which none are left.
+# Edits that take old thoughts out of a conversation: there are none in it.
 _NO_EDITS = "clear_thinking_"
 
 
@@ -324,7 +324,7 @@ def _names(
 def _think(
     call: Call, given: ThinkingConfigParam | None, max_tokens: int | None
 ) -> bool | None:
-    """Whether the model is to think; None where nothing is said of it."""
+    """Whether the model is to think; None if the request does not say."""
     if given is None:
         return None
     if given.type == "disabled":
@@ -377,7 +377,7 @@ def _choice(choice: ToolChoiceParam | None) -> str | None:
 
 
 class _Messages:
-    """One message."""
+    """The shape of one message."""
 
     media_type = SSE
     ping = _PING
@@ -491,8 +491,8 @@ class _Messages:
         return sse(anthropic_error(error, self._request_id), "error")
 
     def _opening(self, event: Started) -> bytes:
-        # What of the prompt is cached shows when it has been read; the last
-        # event says it.
+        # Nobody knows yet how much of the prompt is cached: the last event
+        # says it.
         usage: MessageUsage = {
             "input_tokens": event.prompt_tokens,
             "cache_read_input_tokens": 0,
@@ -526,7 +526,7 @@ class _Messages:
         return frames
 
     def _begin(self, block: ContentBlock) -> bytes:
-        """A block, unless it is of text or thoughts that go on."""
+        """Begins a block, unless it is text or thoughts that go on."""
         kind = block["type"]
         if self._open == kind and kind in ("text", "thinking"):
             return b""

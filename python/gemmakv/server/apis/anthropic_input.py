@@ -1,4 +1,4 @@
-"""What Anthropic's messages say, as templates take it.
+"""Reads Anthropic's messages into those that templates take.
 
 A message is a text or a list of blocks. Blocks of text are the message's
 text, and so are documents, search results and names of tools that were found,
@@ -35,7 +35,7 @@ class ThinkingBlockParam(Body):
 
 
 class RedactedThinkingBlockParam(Body):
-    """Another server's thoughts, for whose model alone they can be read."""
+    """The thoughts of another server, which alone can read them."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -63,7 +63,7 @@ class SearchResultBlockParam(Body):
 
 
 class CompactionBlockParam(Body):
-    """The summary of what was said before; null: there is none."""
+    """A summary of what was said before; null: there is none."""
 
     type: Literal["compaction"]
     content: str | None = None
@@ -130,7 +130,7 @@ Messages = Annotated[list[MessageParam], Field(min_length=1)]
 
 @dataclasses.dataclass
 class Conversation:
-    """Messages as templates take them.
+    """The messages of a conversation, as templates take them.
 
     Attributes:
       places: what the client calls each.
@@ -143,7 +143,9 @@ class Conversation:
 
 
 def conversation_of(messages: list[MessageParam]) -> Conversation:
-    """Raises RequestError for a block that asks for more than text."""
+    """Reads messages. Raises RequestError for a block that asks for more than
+    text.
+    """
     found = Conversation()
     for i, message in enumerate(messages):
         place = f"messages[{i}]"
@@ -154,7 +156,7 @@ def conversation_of(messages: list[MessageParam]) -> Conversation:
 
 
 def system_parts(system: System | None) -> list[dict[str, str]]:
-    """Parts of what the model is told first."""
+    """Gives the parts of the system text."""
     texts = system or []
     if isinstance(texts, str):
         return [_part(texts)]
@@ -223,7 +225,7 @@ def _result(block: ToolResultBlockParam, where: str) -> dict[str, Any]:
 
 
 def _text(block: Any, where: str) -> str:
-    """The text that a block is. Raises RequestError for one that is none."""
+    """Gives the text of a block. Raises RequestError for one without text."""
     if isinstance(block, TextBlockParam):
         return block.text
     if isinstance(block, ToolReferenceBlockParam):

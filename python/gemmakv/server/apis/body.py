@@ -1,4 +1,4 @@
-"""JSON of bodies, read strictly."""
+"""The reader of JSON bodies, which is strict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_DIGITS = 40  # of an integer, with its sign
 
 
 def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
-    """The JSON object that a body is.
+    """Reads the JSON object that a body is.
 
     Raises RequestError for anything else, text that is not Unicode, NaN,
     infinities and integers of very many digits (it names the field of each),
@@ -47,7 +47,7 @@ def parse(body: bytes, depth: int, values: int) -> dict[str, Any]:
     def integer(text: str) -> float:
         if len(text) <= _MOST_DIGITS:
             return int(text)
-        endless.append(text)  # as good as: many digits take long to read
+        endless.append(text)  # many digits take long to read
         return math.inf
 
     try:
@@ -88,7 +88,7 @@ def _said(error: json.JSONDecodeError) -> str:
 
 
 def _check_depth(bare: bytes, most: int) -> None:
-    """Of a body without its strings."""
+    """Checks the nesting in a body without its strings."""
     depth = 0
     for byte in bare.translate(None, _NOT_BRACKETS):
         if byte in b"[{":
@@ -131,7 +131,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _place_of_endless(value: Any, path: str) -> str | None:
-    """The path of the first number that is not finite; None if all are."""
+    """Gives the path of the first number that is not finite, if any."""
     if isinstance(value, float) and not math.isfinite(value):
         return path
     inside: list[tuple[str, Any]] = []

@@ -117,8 +117,8 @@ async def match(call: CallDep, body: PromptBody) -> Response:
     summary="Computes the beginning of prompts, and keeps it in RAM",
 )
 async def pin(call: CallDep, body: PromptBody) -> Response:
-    """What is not known of the prompt is computed in the queue, as any
-    request.
+    """Pins a prompt. What the cache lacks of it is computed in the queue, as
+    for any request.
     """
     call.takes(body)
     prefix, service = _prefix(call, body.cache_salt), call.service
@@ -227,8 +227,8 @@ async def clear(
 
 
 def _prefix(call: Call, salt: str | None = None) -> ModelPrefixCache:
-    """The key's part of the prefix cache, or of that for a salt. Raises
-    RequestError if there is none.
+    """Gives the key's part of the prefix cache, or its part for a salt.
+    Raises RequestError if there is none.
     """
     found = call.owner_of(salt).gemma.prefix_cache
     if found is None:
@@ -255,9 +255,9 @@ def _shown(id: str, pin: Pin) -> PinObject:
 
 
 async def _ids(call: Call, body: PromptBody, opens: bool = True) -> TokenArray:
-    """Token ids of a request with that prompt or these messages; or, where
-    no reply `opens`, what all conversations that begin with these messages
-    have in common.
+    """Gives the token ids of a request with that prompt or these messages. If
+    no reply `opens`, gives what all conversations that begin with these
+    messages have in common.
     """
     call.check_model(body.model)
     service = call.service
@@ -305,7 +305,7 @@ async def _nothing(event: Event) -> None:
 async def _held(
     service: ChatService, prefix: ModelPrefixCache, ids: TokenArray
 ) -> PinnedPrefix:
-    """A pin, of which nothing stays where the client goes away meanwhile."""
+    """Makes a pin, and ends it if the client goes away meanwhile."""
     work = asyncio.ensure_future(service.aside(_pinned, prefix, ids))
     try:
         return await asyncio.shield(work)

@@ -1,4 +1,4 @@
-"""One request over HTTP: whose it is, its body, and how it is answered."""
+"""What a route knows of its request, and the JSON of answers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _IN_HEADERS = ".[]$_~/-"  # beside letters and digits
 
 
 def to_json(content: Any) -> bytes:
-    """Writes JSON of anything that pydantic knows; numbers that are not
-    finite are null.
+    """Writes JSON of anything that pydantic knows. Numbers that are not finite
+    become null.
     """
     return pydantic_core.to_json(content, inf_nan_mode="null")
 
 
 class JsonResponse(Response):
-    """JSON of anything that pydantic can write."""
+    """A response with the JSON of anything that pydantic knows."""
 
     media_type = "application/json"
 
@@ -44,17 +44,17 @@ class JsonResponse(Response):
 
 @dataclasses.dataclass
 class Call:
-    """One request and its answer. There is one for each, before its route is
-    known, and its handler gets it as a dependency.
+    """A request and its answer. A middleware makes it before the route is
+    known, and the route gets it as a dependency.
 
     Attributes:
-      request_id: what answers, logs and errors call it.
+      request_id: the id of the request in answers, logs and errors.
       running: the service, or None while the model is loaded.
-      tenant: whose it is; None before it is known.
-      arrived: time.monotonic() when it came.
-      status: of the answer; 0 before it began.
+      tenant: who sent the request; None before that is known.
+      arrived: time.monotonic() when the request came.
+      status: the status of the answer; 0 before it began.
       names: the client's names for fields, by the library's.
-      ignored: the fields that mean nothing here.
+      ignored: the fields that are ignored.
       request: what is asked of the model, once that is known.
       error: why it failed, also after the answer began; None if it did not.
     """
@@ -74,23 +74,24 @@ class Call:
 
     @property
     def service(self) -> ChatService:
-        """Raises RequestError while the model is loaded."""
+        """The service. Raises RequestError while the model is loaded."""
         if self.running is None:
             raise loading()
         return self.running
 
     @property
     def owner(self) -> Tenant:
+        """The tenant, on routes that ask for a key."""
         assert self.tenant is not None
         return self.tenant
 
     def owner_of(self, salt: str | None) -> Tenant:
-        """The owner, within the cache's part for the request's salt."""
+        """Gives the tenant with the part of the cache for a request's salt."""
         return self.owner.narrowed(salt)
 
     @property
     def served(self) -> list[str]:
-        """The model's names; among them is no *, which stands for any."""
+        """The model's names, without *, which stands for any name."""
         names = dict.fromkeys(self.settings.served_model_name)
         return [name for name in names if name != "*"] or list(names)
 
@@ -115,13 +116,13 @@ class Call:
         )
 
     def takes(self, body: Body) -> None:
-        """Notes what the body has that means nothing here. Raises
-        RequestError for what asks for something that is not there.
+        """Notes the fields of a body that are ignored. Raises RequestError for
+        a field that asks for what the server does not do.
         """
         self.ignored = body.ignored()
 
     def more_headers(self) -> dict[str, str]:
-        """What the answer says of fields beside it."""
+        """Gives the headers of the answer that name fields of the request."""
         found = {}
         if self.ignored:
             found["x-gemmakv-ignored"] = _listed(self.ignored)
@@ -133,7 +134,7 @@ class Call:
         return found
 
     def name_of(self, path: str) -> str:
-        """The client's name of a field, or of what is in it."""
+        """Gives the client's name of a field, or of a part of one."""
         ours = max(
             (one for one in self.names if _leads(one, path)),
             key=len,
@@ -161,7 +162,7 @@ class Call:
 
 
 def call_of(request: Request) -> Call:
-    """The call that a request is: a dependency of all routes."""
+    """Gives the call of a request: the dependency of all routes."""
     call: Call = request.scope[CALL]
     return call
 
@@ -176,13 +177,13 @@ def loading() -> RequestError:
 
 
 def _leads(name: str, path: str) -> bool:
-    """Whether the path is that name, or something in it."""
+    """Whether a path is that of a field, or of a part of it."""
     return path == name or path.startswith((name + ".", name + "["))
 
 
 def _listed(paths: Sequence[str]) -> str:
-    """Lists fields in a header, as many as there is room for, with
-    characters that it cannot hold as in a URL.
+    """Lists as many fields as a header has room for. Characters that it
+    cannot hold are written as in a URL.
     """
     shown: list[str] = []
     room = _HEADER_BYTES

@@ -91,7 +91,7 @@ async def completion(call: CallDep, body: LlamaCompletionBody) -> Response:
 
 
 def _options(body: LlamaCompletionBody) -> dict[str, Any]:
-    document = body.said() | body.others
+    document = body.said()
     options = {
         ours: document[theirs]
         for theirs, ours in _OPTIONS.items()
@@ -99,7 +99,7 @@ def _options(body: LlamaCompletionBody) -> dict[str, Any]:
     }
     if document.get("deadline") is not None:
         options["deadline"] = document["deadline"]
-    if body.n_predict == -2:  # as much as fits, too
+    if body.n_predict == -2:  # as much as fits, as -1
         options["max_tokens"] = -1
     if body.seed is not None:
         options["seed"] = seed_of(body.seed)
@@ -123,7 +123,7 @@ def _options(body: LlamaCompletionBody) -> dict[str, Any]:
 
 
 def _bias(given: Any) -> dict[int, float]:
-    """Of [[id, bias], ...] or {id: bias}; false is minus infinity."""
+    """Reads [[id, bias], ...] or {id: bias}; false is minus infinity."""
     if given is True:
         raise unexpected("logit_bias", _PAIRS, given)
     pairs = list(given.items()) if isinstance(given, dict) else given
@@ -145,7 +145,9 @@ def _bias(given: Any) -> dict[int, float]:
 
 
 def _prompts(given: str | list[Any]) -> tuple[bool, list[Any]]:
-    """Whether they are several, and each: a text, or token ids and texts."""
+    """Says whether there are several prompts, and gives each: a text, or a
+    list of token ids and texts.
+    """
     if isinstance(given, str):
         return False, [given]
     if not given:
@@ -159,7 +161,7 @@ def _prompts(given: str | list[Any]) -> tuple[bool, list[Any]]:
 def _read(
     service: ChatService, given: list[Any]
 ) -> tuple[list[list[int]], list[str]]:
-    """Token ids of prompts, and their texts."""
+    """Gives the token ids of prompts, and their texts."""
     ids = [_ids(service, prompt) for prompt in given]
     decode = service.tokenizer.decode
     return ids, [
@@ -169,7 +171,9 @@ def _read(
 
 
 def _ids(service: ChatService, prompt: str | list[str | int]) -> list[int]:
-    """Names of control tokens mean them, as in the original."""
+    """Gives the token ids of a prompt. Names of control tokens in it are these
+    tokens, as in the original.
+    """
     if isinstance(prompt, str):
         prompt = [prompt]
     ids: list[int] = []
@@ -186,7 +190,7 @@ def _ids(service: ChatService, prompt: str | list[str | int]) -> list[int]:
 
 
 class _Completion:
-    """Each prompt has one continuation."""
+    """The shape of an answer; each prompt has one continuation."""
 
     media_type = SSE
     ping = COMMENT

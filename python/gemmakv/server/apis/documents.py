@@ -1,4 +1,4 @@
-"""Sessions as JSON documents, to be kept elsewhere and taken in again."""
+"""Sessions as JSON documents, which are exported and imported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TurnPart(Body):
 
 
 class Rendered(BaseModel):
-    """Places of turns whose tokens were left out, by the reason: the next
+    """The places of turns whose tokens were left out, by the reason. The next
     turn has the model read their texts.
     """
 
@@ -80,7 +80,7 @@ class Rendered(BaseModel):
 
 
 class Document(Body):
-    """Fields are those of `SessionInfo` and `Turn`."""
+    """A session with its turns. The fields are those of `SessionInfo`."""
 
     format: str
     version: Whole
@@ -92,7 +92,7 @@ class Document(Body):
     @model_validator(mode="before")
     @classmethod
     def _check_version(cls, document: Any) -> Any:
-        """Refuses what is no document, or a newer one, for that alone."""
+        """Refuses what is no document, or a newer one, before its fields."""
         if isinstance(document, dict):
             kind, version = document.get("format"), document.get("version")
             if kind != _FORMAT:
@@ -103,8 +103,8 @@ class Document(Body):
 
 
 def checked_name(name: str | None) -> str | None:
-    """A session's name; None if it has none. Raises RequestError for one that
-    shows nothing, or more than itself.
+    """Gives a session's name, or None for an empty one. Raises RequestError
+    for a name that shows nothing, or changes the text around it.
     """
     if not name:
         return None
@@ -121,7 +121,7 @@ def checked_name(name: str | None) -> str | None:
 
 
 def written(session: SessionInfo, turns: list[Turn]) -> Document:
-    """A session with its turns and those of their tokens that are known."""
+    """Makes the document of a session with its turns and their tokens."""
     parts: list[TurnPart] = []
     for turn in turns:
         part = _written(turn)
@@ -153,8 +153,8 @@ def _written(turn: Turn) -> TurnPart:
 
 
 def _digest(part: TurnPart, before: str | None) -> str:
-    """Of what is shown of a turn and what the model reads of it. It finds
-    what was edited; who wants to can make another one.
+    """Gives the digest of what a turn shows and of what the model reads of
+    it. It finds edits, not forgeries: anybody can make a digest.
     """
     said = {
         name: getattr(part, name)
@@ -168,7 +168,7 @@ def _digest(part: TurnPart, before: str | None) -> str:
 
 
 def _rendered(document: Document, basis: str) -> Rendered:
-    """Turns whose tokens are not what the model is to read."""
+    """Finds the turns whose tokens the model is not to read."""
     found, whole = Rendered(), True
     before: str | None = None
     for i, part in enumerate(document.turns):
@@ -189,8 +189,8 @@ def _rendered(document: Document, basis: str) -> Rendered:
 def read(
     document: Document, tenant: str, history: History
 ) -> tuple[list[Turn], Rendered]:
-    """The turns, with new ids, each the next one's parent; and those without
-    their tokens.
+    """Reads the turns of a document, with new ids, each the parent of the
+    next one; and says which of them have lost their tokens.
 
     Tokens for another model or template, and those of turns that were edited,
     are left out: the next turn then renders the messages. Raises RequestError
@@ -285,7 +285,9 @@ def _reply(part: TurnPart, where: str) -> dict[str, Any]:
 
 
 def _kept(message: Message) -> dict[str, Any]:
-    """As turns have it: a message that only calls tools has no content."""
+    """Gives the fields of a message as turns have them: one that only calls
+    tools has no content.
+    """
     found = message.to_dict()
     return {"content": None, **found} if "tool_calls" in found else found
 
@@ -293,8 +295,8 @@ def _kept(message: Message) -> dict[str, Any]:
 def check_goes_on(
     turns: list[Turn], system: str | None, history: History
 ) -> None:
-    """Raises RequestError with the place if the template cannot say what
-    comes after these turns.
+    """Raises RequestError, with the place, if the template cannot go on after
+    these turns.
     """
     if not turns:
         return
@@ -346,7 +348,7 @@ def check_goes_on(
         raise invalid(
             "turns",
             f"the chat template cannot go on from this conversation: {words}",
-            "turns_not_continuable",
+            code="turns_not_continuable",
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Vectors of texts: OpenAI's embeddings and Ollama's."""
+"""The routes of embeddings, OpenAI's and Ollama's."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class EmbeddingsResponse(TypedDict):
 async def embeddings(call: CallDep, body: EmbeddingsBody) -> Response:
     call.takes(body)
     call.check_model(body.model)
-    _require(call)
+    _check_embeds(call)
     call.names = _NAMES
     vectors, tokens = await call.service.embed(
         EmbedRequest(
@@ -127,7 +127,7 @@ async def embeddings(call: CallDep, body: EmbeddingsBody) -> Response:
 async def ollama_embed(call: CallDep, body: OllamaEmbedBody) -> Response:
     call.takes(body)
     call.check_model(body.model)
-    _require(call)
+    _check_embeds(call)
     call.names = _NAMES
     given = body.input
     texts: list[str] = [given] if isinstance(given, str) else given or []
@@ -163,7 +163,7 @@ async def ollama_embeddings(
 ) -> Response:
     call.takes(body)
     call.check_model(body.model)
-    _require(call)
+    _check_embeds(call)
     call.names = {"texts[0]": "prompt"}
     found: EmbeddingsResponse = {"embedding": []}
     if body.prompt:
@@ -179,7 +179,8 @@ async def ollama_embeddings(
     return JsonResponse(found)
 
 
-def _require(call: Call) -> None:
+def _check_embeds(call: Call) -> None:
+    """Raises RequestError for a model that makes no embeddings."""
     if call.service.gemma.config.bidirectional:
         return
     raise RequestError(
@@ -192,7 +193,7 @@ def _require(call: Call) -> None:
 
 
 def _texts(given: str | list[Any]) -> Sequence[str | list[int]]:
-    """One text or several, as such or as token ids."""
+    """Gives the texts of a request, each as such or as token ids."""
     if isinstance(given, str):
         return [given]
     kinds = {type(entry) for entry in given}

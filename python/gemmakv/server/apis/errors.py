@@ -14,7 +14,7 @@ from gemmakv.server.service.errors import RequestError
 
 
 class ErrorBody(BaseModel):
-    """What an answer says is wrong, in the form of one API."""
+    """The error in an answer, in the form of one API."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -106,7 +106,7 @@ def llama_error(error: RequestError) -> LlamaError:
 
 
 def error_model(path: str) -> type[BaseModel]:
-    """The form of the errors of a route."""
+    """Gives the model of the errors of a route."""
     if path.startswith("/v1/messages"):
         return AnthropicError
     if path.startswith("/v1/"):
@@ -115,7 +115,7 @@ def error_model(path: str) -> type[BaseModel]:
 
 
 def error_response(scope: Scope, error: RequestError) -> Response:
-    """The answer to a request that is refused, in the form of its API."""
+    """Makes the answer to a request that is refused, in the form of its API."""
     call: Call = scope[CALL]
     call.rename(error)
     call.reject(error)

@@ -1,4 +1,4 @@
-"""What all bodies of requests have in common.
+"""The base of all bodies of requests, and the errors of bad ones.
 
 A body is a pydantic model that derives from `Body`. Its types are strict: a
 text is no number. Whole floats are integers, as JSON of some languages has
@@ -40,7 +40,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    # Of this route, as in the table of all routes.
+    # Fields of this route, in the form of the table of all routes.
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     @property
@@ -51,7 +51,7 @@ class Body(BaseModel):
 
     @property
     def taken(self) -> Sequence[str]:
-        """Names of `others` that the request uses."""
+        """The names of `others` that the route reads."""
         return ()
 
     def ignored(self) -> list[str]:
@@ -65,7 +65,9 @@ class Body(BaseModel):
         return found
 
     def said(self) -> dict[str, Any]:
-        """The fields that have a value, as JSON has them."""
+        """The fields that have a value, undeclared ones too, as JSON has
+        them.
+        """
         return {
             name: to_jsonable_python(value)
             for name, value in self
@@ -80,7 +82,7 @@ def _with_options(schema: dict[str, Any]) -> None:
 
 
 class Query(BaseModel):
-    """The fields after the question mark of a path, which are texts."""
+    """The base of the fields after the question mark of a path."""
 
 
 class OptionsBody(Body):
@@ -124,9 +126,9 @@ def invalid_field(
 ) -> RequestError:
     """Makes the error of a request whose body, or query, pydantic refuses.
 
-    Of a field that may be several things it says all of them, and of several
-    bad fields the one that stands deepest: a list whose item is bad is no
-    text that is bad.
+    Where a field may have several types, the error names all of them. Of
+    several bad fields it names the deepest: where an item of a list is bad,
+    it does not say that the list could have been a text.
     """
     cause = errors[0].get("ctx", {}).get("error")
     if isinstance(cause, ArgumentError):  # of a check of ours
@@ -153,8 +155,8 @@ def _steps(place: Sequence[str | int]) -> Iterator[str]:
 
 
 def _place(error: Mapping[str, Any], document: Any) -> tuple[str | int, ...]:
-    """Gives where in a document an error is. Among pydantic's steps are names
-    of types, of fields that may be several things.
+    """Gives the place of an error in a document. Where a field may have
+    several types, pydantic's place has their names, too: they are left out.
     """
     steps = list(error["loc"][1:])
     last = len(steps) - 1

@@ -1,4 +1,4 @@
-"""What operators and their programs ask: health and metrics."""
+"""The routes for operators and their programs: health and metrics."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ async def health(call: CallDep) -> Response:
         raise loading()
     if service.admission.draining:
         raise RequestError(503, "the server stops", code="server_stopping")
-    # One that never can again until it is started again is to be told apart.
-    # What may pass takes no server away: the others have the same folder, and
-    # what needs no session is answered.
+    # A server that needs another start is not ready: `health` raises. What may
+    # pass is only a warning: other servers have the same folder, and requests
+    # without a session are answered.
     history = history_of(service)
     warnings: list[str] = []
     if history is not None:

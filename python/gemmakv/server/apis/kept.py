@@ -13,12 +13,12 @@ from gemmakv.server.service.requests import Past
 
 
 def history_of(service: ChatService) -> History | None:
-    """The conversations of a service, if it keeps any."""
+    """Gives the sessions of a service, if it keeps any."""
     return service.keeper if isinstance(service.keeper, History) else None
 
 
 def kept(call: Call, param: str | None = None) -> History:
-    """The conversations, which the field `param` asks for. Raises
+    """Gives the sessions, which the field `param` asks for. Raises
     RequestError if none are kept.
     """
     found = history_of(call.service)
@@ -34,7 +34,7 @@ def kept(call: Call, param: str | None = None) -> History:
 
 
 def owner_in(call: Call) -> str:
-    """What records call the tenant. Raises RequestError as `kept` does."""
+    """Gives the tenant's name in records. Raises RequestError as `kept`."""
     return kept(call).owner(call.owner)
 
 
@@ -44,9 +44,9 @@ def past_of(
     system: str | None = None,
     replaces: str | None = None,
 ) -> Past | None:
-    """What a request with a `session` follows; None without. `system` is what
-    the model is told instead of the session's, `replaces` the session's last
-    turn where the new one takes its place. Raises RequestError.
+    """Gives the past of a request that names a `session`, else None. `system`
+    takes the place of the session's own; `replaces` is the session's last
+    turn, if the new one takes its place. Raises RequestError.
     """
     if session is None:
         if replaces is not None:
@@ -57,7 +57,7 @@ def past_of(
 
 
 def named(past: Past | None) -> dict[str, Any]:
-    """The field of an answer that says where the conversation is now."""
+    """Gives the field of an answer that names the session and its last turn."""
     if past is None:
         return {}
     return {"session": {"id": past.session, "turn": past.id}}

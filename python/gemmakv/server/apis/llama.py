@@ -190,7 +190,9 @@ async def props(call: CallDep) -> Response:
 async def slots(
     call: CallDep, query: Annotated[SlotsQuery, QueryField()]
 ) -> Response:
-    """A slot is room for a continuation; none has one of its own."""
+    """Lists slots, each with room for a continuation. A continuation has no
+    slot of its own, so which ones are taken means nothing.
+    """
     service = call.service
     running = service.admission.running
     count = call.settings.max_running
@@ -207,7 +209,7 @@ async def slots(
 
 
 def _piece(call: Call, token: int) -> str | list[int]:
-    """Its text, or its bytes if they are no text."""
+    """Gives the text of a token, or its bytes if they are not UTF-8."""
     data = call.service.tokenizer.token_bytes[token]
     if not data:
         return call.service.tokenizer.piece_of(token)

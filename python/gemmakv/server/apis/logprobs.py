@@ -1,4 +1,6 @@
-"""Log-probabilities as OpenAI's and Ollama's APIs list them."""
+"""The form of log-probabilities in OpenAI's, Ollama's and llama-server's
+APIs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ _IMPOSSIBLE = -9999.0  # JSON has no infinities
 
 
 class Logprobs:
-    """Entries of tokens."""
+    """The maker of the entries of tokens."""
 
     def __init__(self, tokenizer: Tokenizer, ids: bool = False) -> None:
         """`ids`: whether each says its token's id."""
@@ -21,7 +23,7 @@ class Logprobs:
         self._ids = ids
 
     def entry(self, token: Token) -> dict[str, Any]:
-        """Of a token that has a log-probability."""
+        """Makes the entry of a token that has a log-probability."""
         assert token.logprob is not None
         top = token.top_logprobs
         return {
@@ -30,7 +32,7 @@ class Logprobs:
         }
 
     def text(self, token: int) -> str:
-        """A token's text; its name if it is a control token's."""
+        """Gives a token's text, or the name of a control token."""
         data = self._tokenizer.token_bytes[token]
         if not data:
             return self._tokenizer.piece_of(token)
@@ -42,8 +44,8 @@ class Logprobs:
         return len(data.decode("utf-8", "replace"))
 
     def top_texts(self, top: TopLogprobs) -> dict[str, float]:
-        """The likeliest texts of a place; of several tokens with one text the
-        likeliest.
+        """Gives the likeliest texts of a place. Of several tokens with the same
+        text it has the likeliest.
         """
         found: dict[str, float] = {}
         for token, logprob in zip(top.token_ids, top.logprobs):

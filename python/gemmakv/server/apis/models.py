@@ -1,4 +1,4 @@
-"""The models that are served: one, by its names."""
+"""The routes that list the model, once for each of its names."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ModelList(TypedDict):
 async def models(
     call: CallDep, query: Annotated[ModelsQuery, QueryField()]
 ) -> Response:
-    """Of Anthropic's pages only those who ask for them are told."""
+    """Lists the model's names. Anthropic's clients also get fields of pages."""
     names = call.served
     first = _place(names, "after_id", query.after_id, -1) + 1
     end = _place(names, "before_id", query.before_id, len(names))
@@ -96,7 +96,9 @@ async def model(call: CallDep, model: str) -> Response:
 def _place(
     names: list[str], field: str, wanted: str | None, absent: int
 ) -> int:
-    """The place of a name that a query's field says. Raises RequestError."""
+    """Gives the place of the name that a field of the query has. Raises
+    RequestError.
+    """
     if wanted is None:
         return absent
     if wanted not in names:
@@ -138,7 +140,7 @@ def _model(call: Call, name: str) -> Model:
 
 
 def _codex_model(call: Call, name: str) -> dict[str, Any]:
-    """A model as Codex lists them; it needs all of these fields."""
+    """Makes the entry of a model for Codex, which needs all of these fields."""
     efforts = ("low", "medium", "high") if call.service.can_think else ()
     return {
         "slug": name,

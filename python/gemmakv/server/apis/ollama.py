@@ -21,6 +21,7 @@ from gemmakv.server.apis.kept import named, past_of
 from gemmakv.server.apis.logprobs import Logprobs, has_logprob
 from gemmakv.server.apis.openai import seed_of
 from gemmakv.server.apis.routing import router, streams
+from gemmakv.server.apis.sampling import LAST_TOKENS, SAMPLING
 from gemmakv.server.apis.streams import NDJSON, Reply, answer, ndjson
 from gemmakv.server.apis.unsupported import UNSUPPORTED
 from gemmakv.server.service.chat import ChatService
@@ -46,25 +47,14 @@ _NO_TIME = re.compile(r"[+-]?0+(\.0*)?((ns|us|µs|ms|s|m|h)[0.nuµmsh]*)?")
 # In the name of a model: gemma-3-270m, gemma-2-9b.
 _PARAMETERS = re.compile(r"-([0-9.]+[mb])\b")
 _STARTED = datetime.datetime.now(datetime.UTC).isoformat()
-# Names of generation options there and here, in llama-server's API as well.
-SAMPLING = {
-    "temperature": "temperature",
-    "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed",
-    "stop": "stop", "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}  # fmt: skip
 _OPTIONS = {"num_predict": "max_tokens", **SAMPLING}
 _NAMES = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()}
 _NAMES["response_format"] = "format"
 _NAMES["response_format.json_schema.schema"] = "format"
-# Tokens that penalties look at, there and in llama-server, where a request
-# does not say it.
-LAST_TOKENS = 64
 # The version of Ollama that has what is answered here: `logprobs` came with
 # it, the `id` of a call just before. Clients look for 0.6.4 or later.
 _API_VERSION = "0.12.11"
-# When a model goes that stays: there is no end of it.
+# When the model is unloaded.
 _NEVER = "9999-12-31T23:59:59Z"
 
 
@@ -93,7 +83,7 @@ class Options(Body):
             for theirs, ours in _OPTIONS.items()
             if getattr(self, theirs) is not None
         }
-        if self.num_predict == -2:  # as much as fits, too
+        if self.num_predict == -2:  # as much as fits, as -1
             found["max_tokens"] = -1
         if self.seed is not None:
             found["seed"] = seed_of(self.seed, "options.seed")
@@ -363,7 +353,7 @@ async def tags(call: CallDep) -> Response:
     summary="The model, which is loaded",
 )
 async def ps(call: CallDep) -> Response:
-    """The model, which never goes; none of it is in a GPU's memory."""
+    """Lists the model, which is never unloaded and never in a GPU's memory."""
     models: list[LoadedModel] = [
         {
             **one,
@@ -438,7 +428,7 @@ def _capabilities(service: ChatService) -> list[str]:
 
 
 def _think(call: Call, body: BaseGenerateRequest) -> bool | None:
-    """Whether the model is to think; None where nothing is said of it."""
+    """Whether the model is to think; None if the request does not say."""
     think = body.think
     if not think:
         return think
@@ -536,8 +526,8 @@ class _Shape:
         return ndjson(ollama_error(error))
 
     def loaded(self, body: BaseGenerateRequest) -> dict[str, Any]:
-        """The answer to a request that only has the model loaded, or, by its
-        `keep_alive`, not any longer: the model stays either way.
+        """Gives the answer to a request that only loads the model, or unloads
+        it by its `keep_alive`. The model stays loaded either way.
         """
         kept = str(body.keep_alive).strip()
         reason = "unload" if _NO_TIME.fullmatch(kept) else "load"

@@ -1,4 +1,4 @@
-"""What OpenAI's APIs have in common: fields, usage, thoughts, chunks."""
+"""The common parts of OpenAI's APIs: fields, usage, thoughts, chunks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 class StreamOptions(Body):
     include_usage: bool | None = None
-    # Padding against those who measure packets says nothing.
+    # Padding that would hide lengths from the network: there is none.
     include_obfuscation: bool | None = None
 
 
@@ -118,15 +118,15 @@ class Usage(TypedDict):
 
 
 class CacheUse(TypedDict):
-    """What the prefix cache gave of a prompt, by tier, and why not more."""
+    """The tokens of a prompt that the prefix cache had, and why not more."""
 
     cached: dict[str, int]
     miss_reason: str | None
 
 
 class Spent(TypedDict):
-    """The tokens of a request, the time that they took as llama-server says
-    it, and what the prefix cache gave.
+    """The tokens of a request, their time in llama-server's form, and the
+    use of the prefix cache.
     """
 
     usage: Usage
@@ -135,7 +135,7 @@ class Spent(TypedDict):
 
 
 class Completion(Spent):
-    """The fields that whole answers of both kinds have."""
+    """The fields of whole answers, of chats and of completions."""
 
     id: str
     created: int
@@ -188,8 +188,8 @@ def finish_reason(finished: Finished) -> FinishReason:
 
 
 def seed_of(seed: int, name: str = "seed") -> int:
-    """An integer of 64 bits, signed as in these APIs or not. Raises
-    RequestError for any other.
+    """Gives a seed as the library has it, from an integer of 64 bits that may
+    be signed. Raises RequestError for any other.
     """
     if not -_SEEDS // 2 <= seed < _SEEDS:
         raise invalid(
@@ -199,9 +199,9 @@ def seed_of(seed: int, name: str = "seed") -> int:
 
 
 def thinks(param: str, effort: object) -> bool:
-    """Whether an effort has the model think. Raises RequestError for what is
-    none. They bound what a model thinks, and one that does not think stays
-    within all of them.
+    """Whether an effort has the model think. Raises RequestError for an
+    unknown one. An effort is a bound: a model that cannot think stays within
+    each of them.
     """
     if effort not in EFFORTS:
         raise invalid(
@@ -212,7 +212,9 @@ def thinks(param: str, effort: object) -> bool:
 
 
 def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
-    """Whether the model is to think, which three fields may say."""
+    """Whether the model is to think, which three fields may say; None if none
+    does. Raises RequestError if they differ.
+    """
     found: dict[str, bool] = {}
     effort = said.get("reasoning_effort")
     if effort is not None:
@@ -246,7 +248,7 @@ def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
 
 
 class CompletionShape(ABC):
-    """What both kinds of completions have in common."""
+    """The common part of the shapes of chats and of completions."""
 
     media_type = SSE
     ping = COMMENT

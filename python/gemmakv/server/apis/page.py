@@ -16,14 +16,14 @@ from gemmakv.server.service.errors import RequestError
 FOLDER = "/page/"
 ROUTER = router(**OPEN)
 _INDEX = "index.html"
-_KINDS = {
+_MEDIA_TYPES = {
     "css": "text/css; charset=utf-8",
     "html": "text/html; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Nothing of other sites, nothing that stands in the page or in a text, and no
-# text that becomes markup.
+# The page loads nothing from other sites, runs no code that is inside markup,
+# and makes no markup of texts.
 _POLICY = (
     "default-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; object-src 'none'; "
@@ -74,18 +74,18 @@ def _answer(call: Call, name: str) -> Response:
 
 @functools.cache
 def _files() -> dict[str, _File]:
-    """Of the package's folder `page`, by name. What is not in it by name
-    cannot be asked for.
+    """Reads the files of the package's folder `page`, by name. No request
+    reaches another file.
     """
     found = {}
     for one in resources.files("gemmakv.server").joinpath("page").iterdir():
-        kind = _KINDS.get(one.name.rpartition(".")[2])
-        if kind is None:
+        media_type = _MEDIA_TYPES.get(one.name.rpartition(".")[2])
+        if media_type is None:
             continue
         data = one.read_bytes()
         tag = hashlib.sha256(data).hexdigest()[:32]
         found[one.name] = _File(
             data.decode("utf-8"),
-            {**_HEADERS, "content-type": kind, "etag": f'"{tag}"'},
+            {**_HEADERS, "content-type": media_type, "etag": f'"{tag}"'},
         )
     return found

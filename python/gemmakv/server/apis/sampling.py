@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Ours by theirs.
+# Our names by theirs.
 SAMPLING = {
     "temperature": "temperature",
     "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "seed": "seed",
@@ -10,5 +10,5 @@ SAMPLING = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }  # fmt: skip
-# Tokens that penalties look at, there, where a request does not say it.
+# Tokens that penalties look at in these APIs, if a request does not say it.
 LAST_TOKENS = 64

@@ -1,4 +1,4 @@
-"""Our own API: conversations that outlive a request, /v1/sessions."""
+"""Our own API for sessions, /v1/sessions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,9 @@ class ImportedSession(SessionObject):
 
 
 class Spent(BaseModel):
-    """What a turn took of the prefix cache, why that was not all, and time."""
+    """The tokens that a turn took from the prefix cache, why not all, and the
+    time of the turn.
+    """
 
     cached: Annotated[
         dict[str, int],
@@ -240,7 +242,7 @@ async def take_in(call: CallDep, body: documents.Document) -> Response:
 )
 async def export(call: CallDep, session: str) -> Response:
     history = kept(call)
-    found, turns = await _with_turns(call, history, session, tokens=True)
+    found, turns = await with_turns(call, history, session, tokens=True)
     document = await history.in_pool(documents.written, found, turns)
     return JsonResponse(document)
 
@@ -251,7 +253,7 @@ async def export(call: CallDep, session: str) -> Response:
     summary="The session and its turns",
 )
 async def retrieve(call: CallDep, session: str) -> Response:
-    found, turns = await _with_turns(call, kept(call), session)
+    found, turns = await with_turns(call, kept(call), session)
     return JsonResponse(
         SessionWithTurns(
             **_session(found).model_dump(),
@@ -333,7 +335,7 @@ def _turn(turn: Turn) -> TurnObject:
 
 
 async def _check_system(call: Call, system: str | None) -> None:
-    """Raises RequestError for one that leaves no room in the context."""
+    """Raises RequestError for a text that leaves no room in the context."""
     service = call.service
     most = service.context - 1
 
@@ -356,7 +358,9 @@ async def _check_system(call: Call, system: str | None) -> None:
 
 
 def _session(session: SessionInfo, shown: int | None = None) -> SessionObject:
-    """With as many characters of `system`; None: all."""
+    """Makes the object of a session, with the first `shown` characters of its
+    `system`; None: all of them.
+    """
     system = session.system or ""
     return SessionObject(
         id=session.id,
@@ -370,7 +374,7 @@ def _session(session: SessionInfo, shown: int | None = None) -> SessionObject:
     )
 
 
-async def _with_turns(
+async def with_turns(
     call: Call, history: History, session: str, tokens: bool = False
 ) -> tuple[SessionInfo, list[Turn]]:
     def load() -> tuple[SessionInfo, list[Turn]]:

@@ -34,23 +34,23 @@ COMMENT = b": ping\n\n"  # in any stream of server-sent events
 
 
 class Shape(Protocol):
-    """How an API answers one request."""
+    """The form in which an API answers one request."""
 
     media_type: str  # of streams
     ping: bytes
 
     def frames(self, event: Event) -> bytes:
-        """What a stream says of an event; may be nothing."""
+        """Gives the bytes of an event in a stream; there may be none."""
 
     def whole(self, reply: Reply) -> object:
-        """The answer that is no stream."""
+        """Gives the answer that is no stream, for JSON."""
 
     def failure(self, error: RequestError) -> bytes:
-        """What a stream says of an error."""
+        """Gives the bytes of an error in a stream."""
 
 
 class Reply:
-    """What a request came to, for answers that are given as a whole."""
+    """The events of a request, gathered for a whole answer."""
 
     def __init__(self) -> None:
         self.texts: dict[int, str] = {}
@@ -106,8 +106,8 @@ async def answer(
 class EventStream(Response):
     """A stream that runs its request as it is sent.
 
-    An error before the first piece is raised, and answered as any other; a
-    later one is told in the stream.
+    An error before the first bytes is raised, and answered as any other. A
+    later one is an event of the stream.
     """
 
     def __init__(self, call: Call, request: ChatRequest, shape: Shape) -> None:
@@ -140,7 +140,7 @@ class EventStream(Response):
 
 
 class Pieces:
-    """The pieces of an answer, with signs of life in between and before."""
+    """The pieces of a streamed answer, with pings while none comes."""
 
     def __init__(
         self, call: Call, send: Send, media_type: str, ping: bytes
@@ -172,8 +172,8 @@ class Pieces:
                 await self._pinging
 
     async def write(self, frames: bytes) -> None:
-        """Waits while the client does not read. Raises RequestError where it
-        does not for too long, from then on always.
+        """Sends frames; waits while the client does not read. Raises
+        RequestError if that takes too long, and then for all later frames.
         """
         if frames:
             async with self._lock:
@@ -181,7 +181,7 @@ class Pieces:
                 await self._put(frames)
 
     async def end(self, frames: bytes = b"") -> None:
-        """Ends the answer; of a client that does not read nothing is sent."""
+        """Ends the answer. A client that does not read is sent nothing."""
         async with self._lock:
             with contextlib.suppress(RequestError):
                 await self._put(frames, more=False)
@@ -230,9 +230,9 @@ class Pieces:
         )
 
     async def _ping_on(self) -> None:
-        """Says now and then that the answer goes on: clients and proxies give
-        up on what says nothing. It also begins a stream whose first event is
-        long in coming.
+        """Sends a ping whenever nothing was sent for a while: clients and
+        proxies give up on silent connections. The first one begins a stream
+        whose first event is long in coming.
         """
         every = self._call.settings.ping_s
         while not self._stuck:
@@ -253,7 +253,7 @@ class Template:
     """Frames that differ in one text alone: the rest is encoded once."""
 
     def __init__(self, frame: Callable[[str], bytes]) -> None:
-        """`frame` makes one."""
+        """`frame` makes the frame of a text."""
         mark = secrets.token_hex(16)
         self._head, _, self._tail = frame(mark).partition(
             b'"%b"' % mark.encode()

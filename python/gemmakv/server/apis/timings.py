@@ -1,4 +1,4 @@
-"""What a continuation took, as llama-server says it."""
+"""The time of a continuation, in llama-server's form."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ def timings(
     drafted: int = 0,
     accepted: int = 0,
 ) -> dict[str, float]:
-    """`prompt_n` are tokens that were computed, `cache_n` those that were
-    not. What did not run has the rate 0. Where tokens were guessed,
-    `draft_n` and `draft_n_accepted` say how many.
+    """Gives the counts and times of a continuation. `prompt_n` counts the
+    tokens of the prompt that were computed, `cache_n` the others. What did not
+    run has the rate 0. Where tokens were guessed, `draft_n` and
+    `draft_n_accepted` say how many.
     """
     computed = prompt_tokens - cached_tokens
     guesses = {"draft_n": drafted, "draft_n_accepted": accepted}
@@ -29,7 +30,7 @@ def timings(
 
 
 def prompt_progress(event: Progress) -> dict[str, dict[str, int]]:
-    """How much of the prompt is computed, as llama-server says it."""
+    """Gives the part of the prompt that is computed, in llama-server's form."""
     return {
         "prompt_progress": {
             "total": event.total,

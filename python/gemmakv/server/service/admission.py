@@ -1,4 +1,4 @@
-"""Who runs, who waits, and who is told to come again."""
+"""The queue: which requests run, wait, or are refused."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ _LONGEST_S = 120  # clients do not wait longer
 
 
 class Admission:
-    """At most `max_running` rows at once, and `max_queue` requests that wait.
+    """The admission of requests: at most `max_running` rows run at once, and
+    at most `max_queue` requests wait.
 
     Tenants take turns; one tenant's requests go in their order. Where the
     queue is full, the newest request of the tenant that has the most in it
-    makes room for one of a tenant that has fewer. Those that wait have at most
-    `max_tokens` tokens to be computed, or are alone. Of one event loop.
+    makes room for one of a tenant that has fewer. The requests that wait have
+    at most `max_tokens` tokens to be computed, unless only one waits. It
+    belongs to one event loop.
     """
 
     def __init__(
@@ -33,18 +35,18 @@ class Admission:
         self.running = 0  # rows
         self.draining = False
         self._waiting: dict[str, deque[_Waiter]] = {}  # in order of turns
-        # Rows times seconds of those that ended last: time in which nobody
-        # runs says nothing of how long one takes.
+        # Rows times seconds of the requests that ended last. Time in which
+        # nothing runs does not count.
         self._held: deque[float] = deque(maxlen=_MEMORY)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """The number of requests that wait."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def waiting_tokens(self) -> int:
-        """Of those that wait."""
+        """The tokens of these requests that are to be computed."""
         return sum(
             waiter.tokens
             for waiters in self._waiting.values()
@@ -80,8 +82,8 @@ class Admission:
             self._admit()
 
     def retry_after(self) -> int:
-        """Seconds in which the queue is over, if those in it take as long as
-        the last ones did.
+        """Gives the seconds until the queue is empty, if its requests take as
+        long as the last ones did.
         """
         if not self._held:
             return 1
@@ -89,7 +91,7 @@ class Admission:
         return max(1, min(_LONGEST_S, math.ceil((self.waiting + 1) * each)))
 
     def refuse_waiting(self) -> None:
-        """Everybody who waits is told that the server stops."""
+        """Refuses all requests that wait, since the server stops."""
         for waiters in self._waiting.values():
             for waiter in waiters:
                 waiter.refuse(stopping())
@@ -112,7 +114,7 @@ class Admission:
             async with asyncio.timeout(seconds):
                 await waiter.turn
         except BaseException as error:
-            if waiter.admitted:  # and gone in the same moment
+            if waiter.admitted:  # and cancelled in the same moment
                 self.running -= rows
             else:
                 self._forget(tenant, waiter)
@@ -127,7 +129,9 @@ class Admission:
             raise
 
     def _make_room(self, tenant: str) -> None:
-        """Raises RequestError if it is this tenant who has to go."""
+        """Refuses a request of the tenant that has the most, to make room for
+        one of `tenant`. Raises RequestError if that would have as many then.
+        """
         own = len(self._waiting.get(tenant, ()))
         name = max(
             self._waiting, key=lambda n: len(self._waiting[n]), default=tenant
@@ -175,7 +179,7 @@ class Admission:
                 self.running += waiter.rows
                 waiter.admit()
             del self._waiting[tenant]
-            if waiters:  # behind the others now
+            if waiters:  # after the others now
                 self._waiting[tenant] = waiters
 
 

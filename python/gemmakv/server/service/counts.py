@@ -1,4 +1,4 @@
-"""The numbers of a server for /metrics, kept by prometheus_client.
+"""The metrics of a server, kept by prometheus_client.
 
 Most metrics count as things happen. The engine counts for itself: `refresh`
 copies its numbers, before each text and, in a worker, about every second. The
@@ -40,7 +40,7 @@ _Read = Callable[[], _Numbers]
 
 
 class Counts:
-    """What the server did so far.
+    """The metrics of a server.
 
     Attributes:
       tells_shared: whether this process gives the sizes of the tiers that it
@@ -52,7 +52,7 @@ class Counts:
     def __init__(
         self, labels: Sequence[str], admission: Admission, model: Gemma
     ) -> None:
-        """`labels`: those of the keys."""
+        """`labels` are the names of the keys in metrics."""
         disable_created_metrics()
         self._registry = CollectorRegistry()
         self._copies: list[_Copy] = []
@@ -90,7 +90,7 @@ class Counts:
                 self.prompt_tokens, self.cached_tokens, self.completion_tokens,
                 self.embeddings,
             ):  # fmt: skip
-                counter.labels(key=label)  # it is there before it counts
+                counter.labels(key=label)  # shows a 0 before it counts
         self._copy_engine(admission, model)
         if model.prefix_cache is not None:
             self._copy_prefix_cache(model.prefix_cache)
@@ -216,7 +216,7 @@ class _Copy:
                 one.set(number)
                 continue
             seen = self._seen.get(labels, 0)
-            # One that is less than before has begun anew.
+            # A number that is less than before has begun anew.
             one.inc(number - seen if number >= seen else number)
             self._seen[labels] = number
 

@@ -1,5 +1,5 @@
-"""Anthropic's diagnostics: why a prompt had less of the cache than the one
-before it, as its client is told.
+"""Anthropic's diagnostics: why the cache had less of a prompt than of the one
+before it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _MOST_MESSAGES = 1 << 20  # of all of these
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """What a prompt was made of, without what it says.
+    """The hashes of the parts of a prompt.
 
     Attributes:
-      model: as the request called it.
-      system, tools: hashes.
-      messages: a hash of each.
+      model: the model's name in the request.
+      system, tools: the hash of each.
+      messages: the hash of each message.
     """
 
     model: str
@@ -38,8 +38,8 @@ class _Known:
 
 
 class Diagnostics:
-    """Fingerprints of the last prompts, by whose they were and the ids of
-    their answers. In this process's memory: others know other ones.
+    """The fingerprints of the last prompts, by tenant and id of the answer.
+    They are in this process's memory: other workers know other ones.
     """
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Diagnostics:
     def reason(
         self, owner: str, id: str, made_of: Fingerprint
     ) -> dict[str, Any] | None:
-        """The `cache_miss_reason` of a prompt after that of the answer `id`;
-        None if the one goes on from the other.
+        """Gives the `cache_miss_reason` of a prompt after that of the answer
+        `id`; None if the prompt continues that one.
         """
         known = self._known.get((owner, id))
         if known is None:
@@ -80,7 +80,7 @@ def fingerprint(
     tools: object,
     messages: Sequence[object],
 ) -> Fingerprint:
-    """Of what JSON can say."""
+    """Makes the fingerprint of a prompt, whose parts JSON can hold."""
     return Fingerprint(
         model,
         _hash(system),

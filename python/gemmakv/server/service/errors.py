@@ -1,4 +1,4 @@
-"""What is wrong with a request, before any API puts it into its own form."""
+"""The error of a request, before an API puts it into its own form."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class RequestError(Exception):
     Attributes:
       status: the HTTP status.
       message: what was found and what was expected.
-      param: the field that it is about, as the library calls it, or as it
-        stands in the body where that is known.
+      param: the field that is bad, by the library's name, or by the body's
+        where that is known.
       code: a short name for programs.
       retry_after: seconds after which another try makes sense; None if none
         does.
@@ -55,37 +55,39 @@ class RequestError(Exception):
 
 
 def invalid(param: str, message: str, code: str | None = None) -> RequestError:
-    """A field that is bad; the message names it."""
+    """Makes the error of a bad field; the message begins with its name."""
     return RequestError(400, f"{param}: {message}", param=param, code=code)
 
 
 def unexpected(param: str, expected: str, found: object) -> RequestError:
-    """A field that is bad, with what it has; None: it has nothing."""
+    """Makes the error of a field with another value than expected. `found` is
+    None if it has no value.
+    """
     has = "none" if found is None else brief(found)
     return invalid(param, f"expected {expected}, found {has}")
 
 
 def missing(param: str, what: str = "") -> RequestError:
-    """A field that asks for what this server does not do."""
+    """Makes the error of a field that asks for what the server does not do."""
     return invalid(
         param,
         f"{what}{': ' if what else ''}not supported by this server",
-        "unsupported_field",
+        code="unsupported_field",
     )
 
 
 def thoughtless(param: str, expected: str, found: str) -> RequestError:
-    """A field that asks for thoughts of a model that cannot think."""
+    """Makes the error of a field that asks a model to think that cannot."""
     return invalid(
         param,
         f"expected {expected}, found {found}: this model cannot think",
-        "unsupported_field",
+        code="unsupported_field",
     )
 
 
 def refuse_others(field: str, value: object, known: Sequence[str]) -> None:
-    """Raises RequestError for a part of an object that asks for something
-    which is not known here.
+    """Raises RequestError for a field of an object that is not among the
+    `known` ones, unless it is null or false.
     """
     if not isinstance(value, Mapping):
         return
@@ -95,7 +97,7 @@ def refuse_others(field: str, value: object, known: Sequence[str]) -> None:
 
 
 def of_store(error: StoreError) -> RequestError:
-    """Makes the error of a request of one of the store of conversations."""
+    """Makes a request's error of an error of the database of sessions."""
     status, code = 503, error.code
     if isinstance(error, (NoResponse, NoSession, NoTurn)):
         status = 404
@@ -114,7 +116,9 @@ def of_store(error: StoreError) -> RequestError:
 
 
 def of_value_error(error: ValueError) -> RequestError:
-    """Of the library's errors, which begin with the argument's name."""
+    """Makes a request's error of one of the library's, which begins with the
+    argument's name.
+    """
     message = one_line(error)
     if isinstance(error, SchemaError):
         return RequestError(400, message, param=error.field)

@@ -1,5 +1,5 @@
-"""What becomes of a request, piece by piece: what a `ChatService` tells and
-each API has its own words for.
+"""The events of a request, which `ChatService` gives and each API writes in
+its own form.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Started:
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How much of a prompt is computed, if the request asks: comes before the
-    first token, and rises to all of it.
+    """The part of a prompt that is computed so far, if the request asks for
+    it. These events come before the first token; the last has all of it.
 
     Attributes:
       index: of the continuation.

@@ -1,4 +1,4 @@
-"""What is asked of a model, by whom, and what it follows. Knows no HTTP."""
+"""Requests to a model: by whom, for what, after which turn. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.server.service.errors import invalid, missing, unexpected
 
-# What each is where it changes nothing.
+# The value of each with which it changes nothing.
 _PENALTIES = {
     "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,
 }  # fmt: skip
@@ -39,12 +39,12 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Tenant:
-    """Whose request it is.
+    """An API key, or everybody where there are no keys.
 
     Attributes:
-      label: what metrics and logs call it; says nothing about its key.
+      label: its name in metrics and logs, which does not tell the key.
       gemma: the model with the tenant's part of the prefix cache.
-      salt: of that part; b"" if it is everybody's.
+      salt: the salt of that part; b"" if it is everybody's.
     """
 
     label: str
@@ -52,9 +52,9 @@ class Tenant:
     salt: bytes = b""
 
     def narrowed(self, salt: str | None) -> Tenant:
-        """The same tenant with a part of the cache of its own for `salt`,
-        within what is the tenant's: no salt leads to the part of another. None
-        is the tenant's own part. Raises ValueError for an empty one.
+        """Gives the same tenant with another part of the cache, for `salt`: no
+        salt leads to the part of another tenant. None is the tenant's own
+        part. Raises ValueError for an empty salt.
         """
         if salt is None:
             return self
@@ -66,8 +66,8 @@ class Tenant:
 
 @dataclasses.dataclass(frozen=True)
 class Pin:
-    """What a tenant keeps in the RAM of the prefix cache, and since when, in
-    seconds since the epoch.
+    """A prefix that a tenant keeps in RAM, and since when, in seconds since
+    the epoch.
     """
 
     held: PinnedPrefix
@@ -76,7 +76,7 @@ class Pin:
 
 @dataclasses.dataclass(frozen=True)
 class Past:
-    """What the messages of a request follow, and what is kept of its turn.
+    """The turn that a request follows, and what is kept of its own turn.
 
     Attributes:
       session: the conversation that goes on with it; or
@@ -103,10 +103,10 @@ class Past:
 
 @dataclasses.dataclass(frozen=True)
 class ChatRequest:
-    """What is to be continued, and how.
+    """A request to continue messages or prompts.
 
     Attributes:
-      tenant: whose it is.
+      tenant: who sent it.
       messages: a conversation, whose reply begins with what a last message
         of the assistant says; or None, and
       prompts: texts, which get a BOS in front if `add_bos`, or token ids,
@@ -159,10 +159,10 @@ class ChatRequest:
 
 @dataclasses.dataclass(frozen=True)
 class EmbedRequest:
-    """Texts, or token ids, that vectors are to be made of.
+    """A request for the vectors of texts, or of token ids.
 
     Attributes:
-      tenant: whose it is.
+      tenant: who sent it.
       dim, prompt: as for `Gemma.embed`.
       truncate: whether texts that are too long lose what is too much, which
         is an error otherwise.
@@ -180,9 +180,9 @@ class EmbedRequest:
 def taken_options(
     options: Mapping[str, Any], context: int
 ) -> dict[str, Any]:
-    """Generation options as the library takes them.
+    """Makes the library's generation options of a request's.
 
-    Beside those, requests may have what other servers of local models take:
+    Requests may also have what other servers of local models take:
     floats that are whole for integers, -1 for no limit of `max_tokens` and for
     no `top_k`, 0 as a `top_p` that only the likeliest token has, and empty
     stop strings, which stop nothing. `context` is the most tokens that there
@@ -202,7 +202,7 @@ def taken_options(
 
 
 def taken_schema() -> dict[str, Any]:
-    """JSON schema of the options that `taken_options` takes."""
+    """Gives the JSON schema of the options that `taken_options` takes."""
     found = GenerationOptions.json_schema()
     properties = found["properties"]
     for name in ("max_tokens", "top_k"):
@@ -253,11 +253,10 @@ def aliased(
 def penalized(
     options: Mapping[str, Any], last: Any, name: str, default: int
 ) -> dict[str, Any]:
-    """Options of an API whose penalties look at the `last` tokens alone, a
-    field called `name`: 0 turns them off. Here they look at all tokens, which
-    is -1 there, and what a request gets that says nothing or the API's
-    `default`. Raises RequestError for another number beside a penalty that
-    changes something.
+    """Makes the library's options of those of an API whose penalties look at
+    the `last` tokens alone; the field is called `name`. Here penalties look at
+    all tokens, for -1, the API's `default` and None; 0 turns them off. Raises
+    RequestError for another number together with a penalty.
     """
     last = whole(last)
     active = {
@@ -277,7 +276,7 @@ def penalized(
 
 
 def whole(value: Any) -> Any:
-    """A float that is whole as the integer; anything else as it is."""
+    """Makes an integer of a whole float; other values stay as they are."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value
@@ -290,9 +289,9 @@ def _is_integer(value: object, wanted: int) -> bool:
 def parted(
     messages: Messages, template: Template
 ) -> tuple[Messages, str]:
-    """A conversation without the beginning of a reply that it ends with, and
-    that; "" if it has none. Replies after each other, of which the template
-    makes one, begin it together. Raises ValueError.
+    """Splits a conversation into its messages and the beginning of a reply
+    that it ends with; "" if there is none. Several replies at the end begin it
+    together, if the template makes one of them. Raises ValueError.
     """
     start = len(messages)
     while start and messages[start - 1].get("role") in _REPLIES:

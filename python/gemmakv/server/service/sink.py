@@ -1,4 +1,4 @@
-"""Where events of a request go: given out one at a time, measured, summed."""
+"""The way of a request's events to its API: one at a time, measured, summed."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from gemmakv.server.service.events import (
 
 
 class Sink:
-    """Gives events out one at a time, and measures them.
-
-    The first of them is `opening`.
+    """The sink of a request's events: gives them out one at a time, and
+    measures them. The first of them is `opening`.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Sink:
         self._last[index] = now
 
     def measure(self, generation: Generation) -> None:
-        """Of tokens that did not come one by one."""
+        """Measures tokens that did not come one by one."""
         decode_s, count = generation.timings.decode_s, len(generation.token_ids)
         if count and not self._last:
             first = time.monotonic() - decode_s
@@ -84,7 +83,7 @@ class Sink:
 
 
 class Sum:
-    """What the prompts of a request came to."""
+    """The sum over the prompts of a request."""
 
     def __init__(self) -> None:
         self._prompts: list[Generation] = []
