@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Container
 from typing import Protocol
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -342,6 +342,10 @@ def _note(call: Call) -> None:
     path = scope.get("raw_path", b"")[:200].decode("ascii", "replace")
     seconds = time.monotonic() - call.arrived
     told = call.more_headers()
+    error = call.error
+    code, param = (error.code, error.param) if error else (None, None)
+    param = quote(param or "", safe=".[]$")[:200]  # the client's own words
+    failed = " ".join(filter(None, (code, param)))
     fields = {
         "method": scope["method"],
         "path": path,
@@ -349,17 +353,20 @@ def _note(call: Call) -> None:
         "seconds": round(seconds, 6),
         "request_id": call.request_id,
         "key": tenant,
+        "code": code,
+        "param": param,
         "traceparent": call.headers.get("traceparent"),
         "ignored": told.get("x-gemmakv-ignored", ""),
         "not_enforced": told.get("x-gemmakv-not-enforced", ""),
     }
     LOG.info(
-        "%s %s %d %.3f s %s%s%s",
+        "%s %s %d %.3f s %s%s%s%s",
         scope["method"],
         path,
         call.status,
         seconds,
         call.request_id,
+        f" error {failed}" if failed else "",
         f" ignored {fields['ignored']}" if fields["ignored"] else "",
         f" not enforced {fields['not_enforced']}"
         if fields["not_enforced"]

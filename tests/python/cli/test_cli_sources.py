@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
+
+import gemmakv
 
 pytest.importorskip("typer")
 for needed in ("starlette", "uvicorn", "msgspec"):
     pytest.importorskip(needed, reason="the extra `server` is not installed")
 
 from gemmakv.cli.app import run  # noqa: E402
+from gemmakv.cli.serve_settings import ServeSettings  # noqa: E402
+from gemmakv.server.settings import Settings  # noqa: E402
 
 # Of a text that is no number, of a number that is out of range, of a path, of
 # what the command itself refuses.
@@ -197,3 +203,12 @@ def test_values_of_the_right_types_are_taken(
     )
     found = said(capsys, "--config", str(file))
     assert f"{file}: log-format: " in found, "the others were taken"
+
+
+def test_every_setting_is_read() -> None:
+    package = Path(gemmakv.__file__).parent
+    files = [*package.glob("server/**/*.py"), *package.glob("cli/*.py")]
+    text = "\n".join(one.read_text("utf-8") for one in files)
+    names = [*ServeSettings.model_fields]
+    names += [one.name for one in dataclasses.fields(Settings)]
+    assert not [n for n in names if not re.search(rf"\w\.{n}\b", text)]

@@ -427,3 +427,23 @@ def test_any_name_if_the_operator_says_so(
     [listed] = get(anything, "/v1/models").json()["data"]
     assert listed["id"] == NAME
     assert get(anything, f"/v1/models/{name}").json()["id"] == name
+
+
+@pytest.mark.parametrize("thread", [
+    {"type": "create"},
+    {"type": "continue", "previous_message_id": "msg_1"},
+])  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_thread_is_refused_so_that_clients_send_whole_conversations(
+    app: App, path: str, thread: dict[str, Any]
+) -> None:
+    """Tool runners ask the server to keep the conversation, and then send new
+    messages alone: who ignores that answers to a result without a question.
+    """
+    body = {"model": NAME, "messages": USER, "max_tokens": 8}
+    answer = post(app, path, {**body, "thread": thread})
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["details"] == {
+        "error_code": "thread_unsupported_request", "unsupported": ["thread"],
+    }  # fmt: skip
+    assert post(app, path, {**body, "thread": None}).status_code == 200

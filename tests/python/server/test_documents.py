@@ -73,6 +73,7 @@ def test_metrics_are_served(labels: dict[str, set[str]]) -> None:
     base = {re.sub("_(bucket|sum|count)$", "", name) for name in shown}
     kinds = {re.sub("_(bucket|sum|count)$", "", name) for name in labels}
     assert base == kinds, "the dashboard leaves none out"
+    assert kinds <= named, "nor does the table"
 
 
 def test_dashboard_groups_by_labels_that_exist(

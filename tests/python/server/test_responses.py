@@ -609,4 +609,24 @@ def test_many_keys_of_a_body_are_ignored(shared: gemmakv.Gemma) -> None:
         reasoning={"effort": "medium"}, tool_choice="auto",
         tools=[{"type": "custom", "name": "x"}],
     )  # fmt: skip
-    assert found["prompt_cache_key"] == "k" and found["tools"] == []
+    assert found["prompt_cache_key"] == "k"
+    assert found["tools"] == [{"type": "custom", "name": "x"}]
+
+
+def test_what_a_custom_tool_got_is_listed_as_that(kept: App) -> None:
+    tool = {"type": "custom", "name": "run"}
+    call = {"type": "custom_tool_call", "call_id": "c1", "name": "run",
+            "input": "ls"}  # fmt: skip
+    result = {"type": "custom_tool_call_output", "call_id": "c1",
+              "output": "a.txt"}  # fmt: skip
+    first = respond(kept, [*USER, call, result], tools=[tool])
+    assert first["tools"] == [tool]
+    path = f"{PATH}/{first['id']}/input_items?order=asc"
+    [_, one, other] = get(kept, path).json()["data"]
+    assert call.items() <= one.items() and result.items() <= other.items()
+    assert one["id"].startswith("ctc_")
+    again = [{"type": "item_reference", "id": x["id"]} for x in (one, other)]
+    second = respond(kept, [*USER, *again], tools=[tool])
+    path = f"{PATH}/{second['id']}/input_items?order=asc"
+    shown = [x["type"] for x in get(kept, path).json()["data"]]
+    assert shown == ["message", call["type"], result["type"]]

@@ -385,6 +385,22 @@ def test_settings_that_the_model_cannot_have(shared: gemmakv.Gemma) -> None:
         make_app(shared, max_model_len=1 << 30)
 
 
+def test_the_log_says_what_was_wrong(
+    app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    more = {"stream": True, "stream_options": {"\n": 1}}
+    bad: list[dict[str, Any]] = [{"best_of": 3}, {"temperature": -1}, more]
+    with caplog.at_level("INFO", logger="gemmakv.server"):
+        for body in bad:
+            post(app, "/v1/chat/completions", {"messages": messages, **body})
+    ends = [one.message.partition(" error ")[2] for one in caplog.records]
+    assert ends[:2] == ["unsupported_field best_of", "temperature"]
+    assert "\n" not in ends[2] and ends[2].endswith("%0A")
+    fields = [vars(one)["fields"] for one in caplog.records]
+    assert (fields[0]["code"], fields[0]["param"]) == tuple(ends[0].split())
+
+
 def test_injected_log_lines(app: App, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="gemmakv.server"):
         get(app, "/no%0Asuch%0D")

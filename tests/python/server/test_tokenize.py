@@ -64,3 +64,9 @@ def test_pings_can_be_turned_off(shared: gemmakv.Gemma) -> None:
     body = {"messages": USER, "max_tokens": 2, "stream": True}
     text = post(app, "/v1/chat/completions", body).text
     assert sse_events(text)[-1] == ("", "[DONE]") and "ping" not in text
+
+
+def test_what_measuring_programs_ask_of_the_tokenizer(app: App) -> None:
+    found = get(app, "/tokenizer_info").json()
+    assert found["tokenizer_class"] and found["model_max_length"] == 4096
+    assert found["bos_token"] and found["eos_token"]

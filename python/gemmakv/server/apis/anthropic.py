@@ -237,6 +237,7 @@ class MessageTokensCount(TypedDict):
     summary="Anthropic's messages",
 )
 async def messages(call: CallDep, body: MessageCreateParams) -> Response:
+    _check_thread(body)
     call.takes(body)
     call.check_model(body.model)
     options = body.options()
@@ -258,11 +259,34 @@ async def messages(call: CallDep, body: MessageCreateParams) -> Response:
 async def count_tokens(
     call: CallDep, body: MessageCountTokensParams
 ) -> Response:
+    _check_thread(body)
     call.takes(body)
     call.check_model(body.model)
     count = await call.service.count(_request(call, body, {}, None))
     found: MessageTokensCount = {"input_tokens": count}
     return JsonResponse(found)
+
+
+def _check_thread(body: MessageCountTokensParams) -> None:
+    """Raises RequestError where the server is to keep the conversation. The
+    tool runners of Anthropic's clients ask for that first, and send whole
+    conversations after this error, and new messages alone without it.
+    """
+    if body.others.get("thread") is None:
+        return
+    raise RequestError(
+        400,
+        "thread: expected none, since requests have whole conversations here "
+        "(or a `session`), found one",
+        param="thread",
+        code="unsupported_field",
+        more={
+            "details": {
+                "error_code": "thread_unsupported_request",
+                "unsupported": ["thread"],
+            }
+        },
+    )
 
 
 def _request(

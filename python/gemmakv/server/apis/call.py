@@ -56,6 +56,7 @@ class Call:
       names: the client's names for fields, by the library's.
       ignored: the fields that are ignored.
       request: what is asked of the model, once that is known.
+      error: why it failed, also after the answer began; None if it did not.
     """
 
     scope: Scope
@@ -69,6 +70,7 @@ class Call:
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     ignored: Sequence[str] = ()
     request: ChatRequest | None = None
+    error: RequestError | None = None
 
     @property
     def service(self) -> ChatService:
@@ -152,7 +154,8 @@ class Call:
         error.param = name
 
     def reject(self, error: RequestError) -> None:
-        """Counts a request that is refused."""
+        """Counts a request that is refused, and keeps why for the log."""
+        self.error = error
         if self.running is not None:
             reason = error.code or str(error.status)
             self.running.counts.rejected.labels(reason=reason).inc()

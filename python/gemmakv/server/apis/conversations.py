@@ -22,6 +22,7 @@ from gemmakv.server.apis.fields import Body
 from gemmakv.server.apis.kept import kept, owner_in
 from gemmakv.server.apis.response_input import InputMessages
 from gemmakv.server.apis.response_items import (
+    custom_calls_of,
     input_items_of,
     output_items_of,
     with_parts,
@@ -259,8 +260,9 @@ async def _with_items(
     call.names = _NAMES
     session, turns = await with_turns(call, history, conversation)
     found: list[dict[str, Any]] = []
+    custom = custom_calls_of(turns)
     for turn in turns:
-        found += input_items_of(turn)
+        found += input_items_of(turn, custom)
         found += output_items_of(turn)
     return session, found + _items_in(session.pending)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from gemmakv.chat._messages import messages_of
@@ -48,8 +48,24 @@ def output_items_of(turn: Turn) -> list[dict[str, Any]]:
     )
 
 
-def input_items_of(turn: Turn) -> list[dict[str, Any]]:
-    """What a turn was given, as items."""
+def custom_calls_of(turns: Iterable[Turn]) -> set[str]:
+    """The ids of the calls of tools that take one text."""
+    return {
+        call["id"]
+        for turn in turns
+        for message in (*turn.messages, turn.reply)
+        for call in message.get("tool_calls") or ()
+        if call["function"]["name"] in turn.params.get(CUSTOM, ())
+        and call.get("id")
+    }
+
+
+def input_items_of(
+    turn: Turn, custom: Container[str] = ()
+) -> list[dict[str, Any]]:
+    """What a turn was given, as items; `custom`: ids of calls of tools that
+    take one text.
+    """
     pending = turn.params.get(PENDING) or {"items": (), "messages": 0}
     found: list[dict[str, Any]] = [*pending["items"]]
     messages = turn.messages[pending["messages"] :]
@@ -64,11 +80,13 @@ def input_items_of(turn: Turn) -> list[dict[str, Any]]:
     for message in messages:
         role, text = message["role"], _message_text(message)
         if role == "tool":
+            called = message.get("tool_call_id")
+            kind = "custom_tool" if called in custom else "function"
             found.append(
                 {
                     "id": id("fco"),
-                    "type": "function_call_output",
-                    "call_id": message.get("tool_call_id"),
+                    "type": f"{kind}_call_output",
+                    "call_id": called,
                     "output": text,
                     "status": "completed",
                 }
@@ -90,7 +108,10 @@ def input_items_of(turn: Turn) -> list[dict[str, Any]]:
                     call.get("id") or "", function["name"], arguments,
                     "completed",
                 )  # fmt: skip
-                found.append({**item, "id": id("fc")})
+                kind = "fc"
+                if item["call_id"] in custom:
+                    item, kind = custom_item(item), "ctc"
+                found.append({**item, "id": id(kind)})
             continue
         found.append(
             {
@@ -307,6 +328,8 @@ def call_item(
 
 
 def shown_tool(function: Mapping[str, Any]) -> dict[str, Any]:
+    if function.get("type") == "custom":
+        return dict(function)
     return {
         "type": "function",
         "name": function.get("name"),

@@ -33,6 +33,7 @@ from gemmakv.server.apis.response_input import (
 from gemmakv.server.apis.response_items import (
     CUSTOM,
     call_item,
+    custom_calls_of,
     custom_item,
     document_of,
     input_items_of,
@@ -301,8 +302,9 @@ async def input_items(
         history.store.turns.line, owner_in(call), response
     )
     items: list[dict[str, Any]] = []
+    custom = custom_calls_of(line)
     for turn in line:
-        items += input_items_of(turn)
+        items += input_items_of(turn, custom)
         if turn is not line[-1]:
             items += output_items_of(turn)
     return JsonResponse(page_of(items, query))
@@ -357,7 +359,8 @@ async def _kept_item(call: Call, id: str, where: str) -> dict[str, Any]:
             turn = await history.on(
                 history.store.turns.get, owner_in(call), turn_id
             )
-            for item in (*input_items_of(turn), *output_items_of(turn)):
+            given = input_items_of(turn, custom_calls_of([turn]))
+            for item in (*given, *output_items_of(turn)):
                 if item["id"] == id:
                     return item
     raise invalid(
@@ -535,7 +538,7 @@ def _echoed(
         "tools": [
             shown_tool(tool)
             for tool in body.tools or ()
-            if tool.get("type") == "function"
+            if tool.get("type") in ("function", "custom")
         ],
         "tool_choice": body.tool_choice or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,

@@ -131,6 +131,7 @@ class EventStream(Response):
                 if not call.status:
                     raise
                 call.rename(error)
+                call.error = error
                 if not pieces.said or pieces.stuck:  # it only waited
                     call.reject(error)
                 await pieces.end(shape.failure(error))
