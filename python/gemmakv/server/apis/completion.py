@@ -22,8 +22,8 @@ from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
-    missing,
     unexpected,
+    unsupported,
 )
 from gemmakv.server.service.events import Event, Finished, Progress, Token
 from gemmakv.server.service.requests import ChatRequest, penalized
@@ -135,7 +135,7 @@ def _bias(given: Any) -> dict[int, float]:
         if isinstance(token, str) and token.isascii() and token.isdigit():
             token = int(token[:20])
         if not isinstance(token, int) or isinstance(token, bool):
-            raise missing("logit_bias", "texts in the place of token ids")
+            raise unsupported("logit_bias", "texts in the place of token ids")
         if token in found:
             raise invalid(
                 "logit_bias", f"expected each token once, found {token} twice"

@@ -29,7 +29,7 @@ from gemmakv.server.apis.prompt_logprobs import (
 )
 from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.streams import SSE, Reply, answer
-from gemmakv.server.service.errors import invalid, missing, unexpected
+from gemmakv.server.service.errors import invalid, unexpected, unsupported
 from gemmakv.server.service.events import (
     Called,
     Event,
@@ -58,7 +58,7 @@ class CompletionBody(CompletionFields):
         if self.logprobs is not None:
             found |= {"logprobs": True, "top_logprobs": self.logprobs}
         if self.best_of not in (None, self.n or 1):
-            raise missing("best_of", "a choice among more than n")
+            raise unsupported("best_of", "a choice among more than n")
         return found
 
 

@@ -17,8 +17,8 @@ from gemmakv.server.apis.routing import router
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
-    missing,
     unexpected,
+    unsupported,
 )
 from gemmakv.server.service.requests import parted
 from gemmakv.tokenizers._tokenizer import with_bos
@@ -99,7 +99,9 @@ async def _tokens_for_vllm(call: Call, body: TokenizeBody) -> Response:
     found: Any
     if body.messages is not None:
         if body.add_generation_prompt is False:
-            raise missing("add_generation_prompt", "a prompt without opening")
+            raise unsupported(
+                "add_generation_prompt", "a prompt without opening"
+            )
         found = await service.chat_ids(body.messages, body.tools)
     elif body.add_special_tokens is False:
         found = await service.on_texts(service.tokenizer.encode, body.prompt)

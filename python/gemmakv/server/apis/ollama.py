@@ -27,10 +27,10 @@ from gemmakv.server.apis.unsupported import UNSUPPORTED
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import (
     RequestError,
+    cannot_think,
     invalid,
-    missing,
-    thoughtless,
     unexpected,
+    unsupported,
 )
 from gemmakv.server.service.events import (
     Called,
@@ -114,7 +114,7 @@ class BaseGenerateRequest(Body):
             return found
         for name, value in self.options.others.items():
             if value not in UNSUPPORTED.get(name, (value,)):
-                raise missing(f"options.{name}")
+                raise unsupported(f"options.{name}")
             found.append(f"options.{name}")
         return found
 
@@ -294,7 +294,7 @@ async def chat(call: CallDep, body: OllamaChatBody) -> Response:
         return JsonResponse(shape.loaded(body))
     for i, message in enumerate(body.messages):
         if message.images:
-            raise missing(f"messages[{i}].images")
+            raise unsupported(f"messages[{i}].images")
     call.names = _NAMES
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
@@ -433,7 +433,7 @@ def _think(call: Call, body: BaseGenerateRequest) -> bool | None:
     if not think:
         return think
     if not call.service.can_think:
-        raise thoughtless(
+        raise cannot_think(
             "think", "false", "true" if think is True else brief(think)
         )
     return True

@@ -22,10 +22,10 @@ from gemmakv.server.apis.streams import COMMENT, SSE, Reply, Template, sse
 from gemmakv.server.apis.timings import timings
 from gemmakv.server.service.errors import (
     RequestError,
+    cannot_think,
     invalid,
-    missing,
-    thoughtless,
     unexpected,
+    unsupported,
 )
 from gemmakv.server.service.events import Ended, Finished
 from gemmakv.server.service.forms import FORM_FIELDS, stated_form
@@ -93,7 +93,7 @@ class CompletionFields(OptionsBody):
             )
         for name, value in self.stream_options.others.items():
             if value is not False:
-                raise missing(f"stream_options.{name[:60]}")
+                raise unsupported(f"stream_options.{name[:60]}")
 
 
 class PromptTokens(TypedDict):
@@ -233,7 +233,7 @@ def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
     for name, value in (variables or {}).items():
         field = f"chat_template_kwargs.{name[:60]}"
         if name != "enable_thinking":
-            raise missing(field)
+            raise unsupported(field)
         if not isinstance(value, bool):
             raise unexpected(field, "true or false", value)
         found[field] = value
@@ -242,8 +242,8 @@ def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
     for name, value in found.items():
         if value and not call.service.can_think:
             if name == "thinking":
-                raise thoughtless("thinking.type", "'disabled'", "'enabled'")
-            raise thoughtless(name, "false", "true")
+                raise cannot_think("thinking.type", "'disabled'", "'enabled'")
+            raise cannot_think(name, "false", "true")
     return next(iter(found.values()), None)
 
 

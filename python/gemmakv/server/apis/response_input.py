@@ -12,8 +12,8 @@ from gemmakv.server.apis.openai import thinks
 from gemmakv.server.apis.tools import arguments_of
 from gemmakv.server.service.errors import (
     invalid,
-    missing,
     unexpected,
+    unsupported,
 )
 
 # The fields of parts of a message that are texts, by the part's type.
@@ -149,7 +149,7 @@ def _content(given: Any, where: str) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         name = _TEXTS.get(str(kind))
         if name is None:
-            raise missing(f"{where}[{i}].type", str(kind)[:60])
+            raise unsupported(f"{where}[{i}].type", str(kind)[:60])
         text = _text(part, name, f"{where}[{i}]")
         parts.append({"type": "text", "text": text})
     return parts

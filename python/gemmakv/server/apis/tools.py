@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gemmakv.server.service.errors import missing, refuse_others, unexpected
+from gemmakv.server.service.errors import refuse_others, unexpected, unsupported
 
 _INPUT = "input"  # the argument of a custom tool
 _FIELDS = ("name", "description", "parameters", "strict")
@@ -129,7 +129,7 @@ def _choice(
         return None, _name_in(given)
     if kind != "function":
         if flat:
-            raise missing("tool_choice.type", str(kind)[:60])
+            raise unsupported("tool_choice.type", str(kind)[:60])
         return None, given
     if "name" in given:
         refuse_others("tool_choice", given, ("type", "name"))

@@ -61,10 +61,10 @@ from gemmakv.server.service.counts import Counts
 from gemmakv.server.service.diagnostics import Diagnostics
 from gemmakv.server.service.errors import (
     RequestError,
+    error_of_value,
     invalid,
-    missing,
-    of_value_error,
     unexpected,
+    unsupported,
 )
 from gemmakv.server.service.events import (
     Called,
@@ -964,7 +964,9 @@ class ChatService:
             return dataclasses.replace(request, tools=None)
         form = call_form(self.template)
         if form is None:
-            raise missing("tools", "calls in the form of this model's template")
+            raise unsupported(
+                "tools", "calls in the form of this model's template"
+            )
         try:
             rest, answer = answer_of(options)
             grammar = grammar_of(form, self.tokenizer, use, answer)
@@ -1305,7 +1307,7 @@ def _of_library(error: Exception) -> RequestError:
     if isinstance(error, CacheFullError):
         return _no_memory(one_line(error))
     if isinstance(error, ValueError):
-        return of_value_error(error)
+        return error_of_value(error)
     # A template that cannot express the messages.
     return RequestError(400, one_line(error))
 

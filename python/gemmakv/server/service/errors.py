@@ -67,7 +67,7 @@ def unexpected(param: str, expected: str, found: object) -> RequestError:
     return invalid(param, f"expected {expected}, found {has}")
 
 
-def missing(param: str, what: str = "") -> RequestError:
+def unsupported(param: str, what: str = "") -> RequestError:
     """Makes the error of a field that asks for what the server does not do."""
     return invalid(
         param,
@@ -76,7 +76,7 @@ def missing(param: str, what: str = "") -> RequestError:
     )
 
 
-def thoughtless(param: str, expected: str, found: str) -> RequestError:
+def cannot_think(param: str, expected: str, found: str) -> RequestError:
     """Makes the error of a field that asks a model to think that cannot."""
     return invalid(
         param,
@@ -93,10 +93,10 @@ def refuse_others(field: str, value: object, known: Sequence[str]) -> None:
         return
     for name, one in value.items():
         if name not in known and one is not None and one is not False:
-            raise missing(f"{field}.{str(name)[:60]}")
+            raise unsupported(f"{field}.{str(name)[:60]}")
 
 
-def of_store(error: StoreError) -> RequestError:
+def error_of_store(error: StoreError) -> RequestError:
     """Makes a request's error of an error of the database of sessions."""
     status, code = 503, error.code
     if isinstance(error, (NoResponse, NoSession, NoTurn)):
@@ -115,7 +115,7 @@ def of_store(error: StoreError) -> RequestError:
     )
 
 
-def of_value_error(error: ValueError) -> RequestError:
+def error_of_value(error: ValueError) -> RequestError:
     """Makes a request's error of one of the library's, which begins with the
     argument's name.
     """

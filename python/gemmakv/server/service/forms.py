@@ -17,8 +17,8 @@ from gemmakv.generation._grammar import Grammar
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
-    missing,
     unexpected,
+    unsupported,
 )
 
 _OUTPUTS = "structured_outputs"
@@ -65,7 +65,7 @@ def stated_form(
     if others:
         raise invalid(others[0], f"expected it or {name}, found both")
     if name not in _KINDS:
-        raise missing(name)
+        raise unsupported(name)
     for option in ("response_format", "grammar"):
         if fields.get(option) not in (None, "", {"type": "text"}):
             raise invalid(name, f"expected it or {option}, found both")

@@ -31,7 +31,7 @@ from gemmakv.conversations import (
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import ToolCall
 from gemmakv.server.service.chat import TOO_LONG, ChatService
-from gemmakv.server.service.errors import RequestError, invalid, of_store
+from gemmakv.server.service.errors import RequestError, error_of_store, invalid
 from gemmakv.server.service.events import (
     Called,
     Emit,
@@ -122,7 +122,7 @@ class History:
             try:
                 return function(*args)
             except StoreError as error:
-                raise of_store(error) from error
+                raise error_of_store(error) from error
             finally:
                 self._note_failure()
 
@@ -150,7 +150,7 @@ class History:
         try:
             self.store.database.check_place()
         except StoreError as error:
-            raise of_store(error) from error
+            raise error_of_store(error) from error
         return self.store.database.warnings()
 
     def owner(self, tenant: Tenant) -> str:

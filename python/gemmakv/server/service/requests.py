@@ -19,7 +19,7 @@ from gemmakv.generation._option_kinds import Integer, Texts, TokenIds
 from gemmakv.generation._options import GenerationOptions
 from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
-from gemmakv.server.service.errors import invalid, missing, unexpected
+from gemmakv.server.service.errors import invalid, unexpected, unsupported
 
 # The value of each with which it changes nothing.
 _PENALTIES = {
@@ -271,7 +271,7 @@ def penalized(
     if last == 0:
         return {k: v for k, v in options.items() if k not in _PENALTIES}
     if active and last not in (-1, default):
-        raise missing(name, "a penalty of so many tokens alone")
+        raise unsupported(name, "a penalty of so many tokens alone")
     return dict(options)
 
 
