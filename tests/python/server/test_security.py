@@ -303,7 +303,7 @@ def test_too_many_prompts_are_not_read(
     def fail(*_: object) -> Any:
         raise AssertionError("read")
 
-    monkeypatch.setattr(app.service, "text_ids", fail)
+    monkeypatch.setattr(app.service.prompts, "text_ids", fail)
     found = post(app, path, {"prompt": ["a"] * 17})
     assert found.status_code == 400
     assert "16" in found.text and "17" in found.text

@@ -329,7 +329,7 @@ def _think(
         return None
     if given.type == "disabled":
         return False
-    if not call.service.can_think:
+    if not call.service.prompts.can_think:
         if given.type == "enabled":
             raise cannot_think(
                 "thinking.type", "'disabled' or 'adaptive'", "'enabled'"
@@ -416,7 +416,7 @@ class _Messages:
             system = said.pop(0)
         elif request.past is not None:
             system = request.past.system
-        self._made_of = await call.service.on_texts(
+        self._made_of = await call.service.threads.run_texts(
             fingerprint, self._head["model"], system, request.tools, said
         )
         before = body.diagnostics.previous_message_id

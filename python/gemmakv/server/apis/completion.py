@@ -76,8 +76,8 @@ async def completion(call: CallDep, body: LlamaCompletionBody) -> Response:
     service = call.service
     options = _options(body)
     several, given = _prompts(body.prompt)
-    service.check_rows(len(given), 1)
-    prompts, texts = await service.on_texts(_read, service, given)
+    service.checks.check_rows(len(given), 1)
+    prompts, texts = await service.threads.run_texts(_read, service, given)
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
         prompts=prompts,
@@ -181,11 +181,11 @@ def _ids(service: ChatService, prompt: str | list[str | int]) -> list[int]:
         if isinstance(part, int):
             ids.append(part)
         elif i == 0:
-            ids += service.text_ids(part, True, True).tolist()
+            ids += service.prompts.text_ids(part, True, True).tolist()
         else:
-            service.check_fits([Segment(part)], False)
+            service.prompts.check_fits([Segment(part)], False)
             ids += service.tokenizer.encode(part, True)
-    found: list[int] = service.text_ids(ids).tolist()
+    found: list[int] = service.prompts.text_ids(ids).tolist()
     return found
 
 

@@ -88,7 +88,7 @@ async def completions(call: CallDep, body: CompletionBody) -> Response:
     options, n = body.options(), body.n or 1
     call.names = body.names()
     prompts = _prompts(body.prompt)
-    call.service.check_rows(len(prompts), n)
+    call.service.checks.check_rows(len(prompts), n)
     tops = (body.prompt_top(), body.logprobs if body.echo else None)
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),

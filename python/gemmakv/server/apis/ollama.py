@@ -420,9 +420,9 @@ def _capabilities(service: ChatService) -> list[str]:
     if service.gemma.config.bidirectional:
         return ["embedding"]
     found = ["completion"]
-    if call_form(service.template) is not None:
+    if call_form(service.prompts.template) is not None:
         found.append("tools")
-    if service.can_think:
+    if service.prompts.can_think:
         found.append("thinking")
     return found
 
@@ -432,7 +432,7 @@ def _think(call: Call, body: BaseGenerateRequest) -> bool | None:
     think = body.think
     if not think:
         return think
-    if not call.service.can_think:
+    if not call.service.prompts.can_think:
         raise cannot_think(
             "think", "false", "true" if think is True else brief(think)
         )

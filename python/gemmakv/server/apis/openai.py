@@ -219,7 +219,7 @@ def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
     effort = said.get("reasoning_effort")
     if effort is not None:
         wanted = thinks("reasoning_effort", effort)
-        if call.service.can_think:
+        if call.service.prompts.can_think:
             found["reasoning_effort"] = wanted
     given = said.get("thinking")
     if given is not None:
@@ -240,7 +240,7 @@ def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
     if len(set(found.values())) > 1:
         raise invalid(min(found), f"expected as {max(found)} has it")
     for name, value in found.items():
-        if value and not call.service.can_think:
+        if value and not call.service.prompts.can_think:
             if name == "thinking":
                 raise cannot_think("thinking.type", "'disabled'", "'enabled'")
             raise cannot_think(name, "false", "true")

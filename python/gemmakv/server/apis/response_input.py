@@ -209,7 +209,7 @@ def think_of(call: Call, given: Mapping[str, Any] | None) -> bool | None:
     if effort is None:
         return None
     wanted = thinks("reasoning.effort", effort)
-    return wanted if call.service.can_think else None
+    return wanted if call.service.prompts.can_think else None
 
 
 def format_of(given: Any) -> dict[str, Any]:

@@ -226,7 +226,7 @@ async def input_tokens(call: CallDep, body: InputTokensBody) -> Response:
     request, names = _request(call, body, given, past, options)
     call.names = names
     count = await call.service.count(request)
-    call.service.check_length(count, True)
+    call.service.prompts.check_length(count, True)
     found: InputTokens = {
         "object": "response.input_tokens",
         "input_tokens": count,

@@ -62,7 +62,7 @@ class BodyRequest(Request):
         service = self._call.running
         try:
             if len(data) > _POOL_BYTES and service is not None:
-                return await service.in_pool(parse, data, *most)
+                return await service.threads.run(parse, data, *most)
             return parse(data, *most)
         except RequestError as error:
             raise BadBody(error) from None

@@ -111,6 +111,8 @@ class ChatRequest:
         of the assistant says; or None, and
       prompts: texts, which get a BOS in front if `add_bos`, or token ids,
         each continued by itself.
+      said, begun: the messages before the beginning of a reply that they end
+        with, and this beginning; known once the request is checked.
       past: what the messages follow, where the server keeps that.
       ids: the messages' token ids, where they are known.
       options: generation options by their names in `GenerationOptions`.
@@ -137,6 +139,8 @@ class ChatRequest:
 
     tenant: Tenant
     messages: Messages | None = None
+    said: Messages = ()
+    begun: str = ""
     prompts: Sequence[str | Sequence[int]] = ()
     add_bos: bool = True
     past: Past | None = None
@@ -175,6 +179,11 @@ class EmbedRequest:
     prompt: str | None = None
     truncate: bool = False
     arrived: float = dataclasses.field(default_factory=time.monotonic)
+
+
+def seconds_left(until: float | None) -> float | None:
+    """Gives the seconds until a time of time.monotonic(), at least 0."""
+    return None if until is None else max(0.0, until - time.monotonic())
 
 
 def taken_options(
