@@ -107,8 +107,8 @@ def read_tools(
 def _choice(
     given: str | Mapping[str, Any] | None, flat: bool
 ) -> tuple[Sequence[str] | None, str | Mapping[str, Any] | None]:
-    """Names of the tools that may be called, None for all; and which are to
-    be called, as the service has it.
+    """Gives the names of the tools that may be called, None for all, and the
+    choice among them, as the service has it.
     """
     if given is None or isinstance(given, str):
         return None, given
@@ -141,7 +141,7 @@ def _choice(
 
 
 def _name_in(tool: Any) -> str:
-    """The name of a tool, flat or not."""
+    """Gives the name of a tool, flat or not."""
     if not isinstance(tool, Mapping):
         return ""
     inner = tool.get(str(tool.get("type")))
@@ -150,13 +150,13 @@ def _name_in(tool: Any) -> str:
 
 
 def arguments_of(text: str) -> str:
-    """The arguments of a custom tool that is called with a text, as JSON."""
+    """Writes the arguments of a custom tool's call with a text, as JSON."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def text_of(arguments: str) -> str:
-    """The text that a custom tool is called with; where its arguments are not
-    whole, what there is of them.
+    """Gives the text that a custom tool is called with; where its arguments
+    are not whole, their beginning.
     """
     try:
         found = json.loads(arguments)

@@ -1,6 +1,6 @@
 """The continuations of a request's prompts, from their token ids on.
 
-`Continuations.run` has the engine continue the prompts of one request, all at
+`Continuations.write` has the engine continue the prompts of one request, all at
 once. A prompt that is continued several times is computed once, and its cache
 forked. What the engine finds goes to the request's `Sink` as events.
 """

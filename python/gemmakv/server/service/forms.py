@@ -103,7 +103,7 @@ def _option(
 
 
 def _schema(name: str, value: Any) -> Any:
-    """A schema, or the one that a text has."""
+    """Gives a schema, read if it is a text. Raises RequestError."""
     if isinstance(value, str):
         try:
             value = loads(name, value, unique=False, finite=True)

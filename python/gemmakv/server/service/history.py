@@ -442,6 +442,7 @@ class _Work:
             raise moved(error, -len(before)) from None
 
     def take(self, event: Event) -> None:
+        """Adds an event to the reply."""
         if isinstance(event, Token):
             self._text += event.text
             self._reasoning += event.reasoning
