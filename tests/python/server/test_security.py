@@ -170,9 +170,9 @@ def test_what_is_empty_is_nobodys(shared: gemmakv.Gemma) -> None:
     app = make_app(shared, max_model_len=256)
     assert app.service is not None
     tenant = app.service.tenant(None)
-    assert tenant is not None and tenant.narrowed(None) is tenant
+    assert tenant is not None and tenant.narrow(None) is tenant
     with pytest.raises(ValueError, match="^cache_salt: "):
-        tenant.narrowed("")
+        tenant.narrow("")
     found = post(app, CHAT, {**SAID, "cache_salt": ""})
     assert found.status_code == 400
     assert found.json()["error"]["param"] == "cache_salt"

@@ -85,7 +85,7 @@ class Call:
 
     def owner_of(self, salt: str | None) -> Tenant:
         """Gives the tenant with the part of the cache for a request's salt."""
-        return self.owner.narrowed(salt)
+        return self.owner.narrow(salt)
 
     @property
     def served(self) -> list[str]:

@@ -26,7 +26,7 @@ from gemmakv.server.service.errors import (
     unsupported,
 )
 from gemmakv.server.service.events import Event, Finished, Progress, Token
-from gemmakv.server.service.requests import ChatRequest, penalized
+from gemmakv.server.service.requests import ChatRequest, limit_penalties
 
 ROUTER = router()
 _OPTIONS = {**SAMPLING, "n_predict": "max_tokens", "ignore_eos": "ignore_eos"}
@@ -105,7 +105,7 @@ def _options(body: LlamaCompletionBody) -> dict[str, Any]:
         options["seed"] = seed_of(body.seed)
         if body.seed in _RANDOM:
             del options["seed"]
-    options = penalized(
+    options = limit_penalties(
         options, document.get("repeat_last_n"), "repeat_last_n", LAST_TOKENS
     )
     if body.json_schema is not None:

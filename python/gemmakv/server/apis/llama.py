@@ -20,7 +20,7 @@ from gemmakv.server.service.errors import (
     unexpected,
     unsupported,
 )
-from gemmakv.server.service.requests import parted
+from gemmakv.server.service.requests import split_reply
 from gemmakv.tokenizers._tokenizer import with_bos
 
 ROUTER = router()
@@ -146,7 +146,7 @@ async def apply_template(call: CallDep, body: TemplateBody) -> Response:
     service.prompts.check_writes()
 
     def text() -> str:
-        said, begun = parted(body.messages, service.prompts.template)
+        said, begun = split_reply(body.messages, service.prompts.template)
         segments = render(
             service.prompts.template,
             messages_of(said),

@@ -39,7 +39,7 @@ from gemmakv.server.service.events import (
     Finished,
     Token,
 )
-from gemmakv.server.service.requests import ChatRequest, penalized
+from gemmakv.server.service.requests import ChatRequest, limit_penalties
 
 ROUTER = router()
 # No seconds, in a number or a text: 0, "0", "0s", "0h0m".
@@ -88,10 +88,10 @@ class Options(Body):
         if self.seed is not None:
             found["seed"] = seed_of(self.seed, "options.seed")
         last, name = self.repeat_last_n, "options.repeat_last_n"
-        found = penalized(found, last, name, LAST_TOKENS)
+        found = limit_penalties(found, last, name, LAST_TOKENS)
         if self.penalize_newline is False:
             # Line ends are not spared; without a penalty none is to spare.
-            penalized(found, 1, "options.penalize_newline", LAST_TOKENS)
+            limit_penalties(found, 1, "options.penalize_newline", LAST_TOKENS)
         return found
 
 

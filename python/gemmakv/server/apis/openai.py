@@ -28,8 +28,12 @@ from gemmakv.server.service.errors import (
     unsupported,
 )
 from gemmakv.server.service.events import Ended, Finished
-from gemmakv.server.service.forms import FORM_FIELDS, stated_form
-from gemmakv.server.service.requests import ALIASES, aliased, penalized
+from gemmakv.server.service.forms import FORM_FIELDS, read_form
+from gemmakv.server.service.requests import (
+    ALIASES,
+    limit_penalties,
+    read_aliases,
+)
 
 DONE = b"data: [DONE]\n\n"
 _SEEDS = 1 << 64
@@ -61,10 +65,10 @@ class CompletionFields(OptionsBody):
         return (*super().taken, *ALIASES, *FORM_FIELDS, "repeat_last_n")
 
     def options(self) -> dict[str, Any]:
-        found, _ = aliased(self.others, super().options())
+        found, _ = read_aliases(self.others, super().options())
         last = self.others.get("repeat_last_n")
-        found = penalized(found, last, "repeat_last_n", LAST_TOKENS)
-        found |= stated_form({**self.others, **found})[0]
+        found = limit_penalties(found, last, "repeat_last_n", LAST_TOKENS)
+        found |= read_form({**self.others, **found})[0]
         if self.seed is not None:
             found["seed"] = seed_of(self.seed)
         return found
@@ -72,8 +76,8 @@ class CompletionFields(OptionsBody):
     def names(self) -> dict[str, str]:
         """Gives what the request calls its options, by our names."""
         options = super().options()
-        _, names = aliased(self.others, options)
-        return {**names, **stated_form({**self.others, **options})[1]}
+        _, names = read_aliases(self.others, options)
+        return {**names, **read_form({**self.others, **options})[1]}
 
     def prompt_top(self) -> int | None:
         """Gives vLLM's `prompt_logprobs`. Raises RequestError for a stream,

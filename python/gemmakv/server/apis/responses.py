@@ -198,9 +198,9 @@ async def create(call: CallDep, body: ResponsesBody) -> Response:
         body,
         {"store": body.store},
         keeps,
-        _echoed(call, body, options),
+        _echo(call, body, options),
     )
-    given = await _resolved(call, body.input)
+    given = await _resolve(call, body.input)
     request, names = _request(call, body, given, past, options)
     request = dataclasses.replace(
         request, tenant=call.owner_of(body.cache_salt)
@@ -224,7 +224,7 @@ async def input_tokens(call: CallDep, body: InputTokensBody) -> Response:
     options = {}
     if body.max_output_tokens is not None:
         options["max_tokens"] = body.max_output_tokens
-    given = await _resolved(call, body.input or "")
+    given = await _resolve(call, body.input or "")
     request, names = _request(call, body, given, past, options)
     call.names = names
     count = await call.service.count(request)
@@ -248,7 +248,7 @@ async def compact(call: CallDep, body: CompactBody) -> Response:
     call.takes(body)
     call.check_model(body.model)
     past = _past(call, body, {}, False, {})
-    given = await _resolved(call, body.input or [])
+    given = await _resolve(call, body.input or [])
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     asked = [*given, {"role": "user", "content": _SUM_UP}]
@@ -335,7 +335,7 @@ async def input_items(
     return JsonResponse(found)
 
 
-async def _resolved(
+async def _resolve(
     call: Call, given: str | list[dict[str, Any]]
 ) -> str | list[dict[str, Any]]:
     """Gives the items of a request, with kept items in place of references.
@@ -511,7 +511,7 @@ def _conversation(given: str | dict[str, Any]) -> str:
     return id
 
 
-def _echoed(
+def _echo(
     call: Call, body: ResponsesBody, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Gives the fields of the request that answers repeat."""

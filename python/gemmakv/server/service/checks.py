@@ -20,7 +20,11 @@ from gemmakv.server.service.errors import (
     unsupported,
 )
 from gemmakv.server.service.prompts import Prompts
-from gemmakv.server.service.requests import ChatRequest, parted, taken_options
+from gemmakv.server.service.requests import (
+    ChatRequest,
+    split_reply,
+    take_options,
+)
 from gemmakv.server.settings import Settings
 
 
@@ -70,7 +74,7 @@ class Checks:
         """Gives a request with the tools that are said to the model, and all
         of its options. Raises RequestError.
         """
-        given = taken_options(request.options, self._prompts.context)
+        given = take_options(request.options, self._prompts.context)
         request = dataclasses.replace(request, options=given)
         options = {**self.defaults, **given}
 
@@ -86,7 +90,9 @@ class Checks:
         return found, options
 
     def _with_begun(self, request: ChatRequest) -> ChatRequest:
-        said, begun = parted(request.messages or (), self._prompts.template)
+        said, begun = split_reply(
+            request.messages or (), self._prompts.template
+        )
         return dataclasses.replace(request, said=said, begun=begun)
 
     def _with_tools(

@@ -69,7 +69,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """One continuation.
+    """A continuation.
 
     Attributes:
       request: the request that it belongs to.
@@ -174,8 +174,8 @@ class Continuations:
     async def write(
         self, run: Run, scored: Sequence[Scored], sink: Sink
     ) -> Sum:
-        """Has the engine write all continuations of a request, whose events go
-        to `sink`, and gives their sum. `scored`: as `score` gave it. If one
+        """Makes the engine write all continuations of a request, whose events
+        go to `sink`, and gives their sum. `scored`: as `score` gave it. If one
         fails, the others are cancelled. Raises the library's errors.
         """
         ended = Sum()

@@ -40,7 +40,7 @@ FORM_FIELDS = (
 )  # fmt: skip
 
 
-def stated_form(
+def read_form(
     fields: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Makes the option for a form that `fields` state by `FORM_FIELDS`, and

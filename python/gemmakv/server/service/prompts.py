@@ -21,7 +21,7 @@ from gemmakv.chat._transcript import Encoder, at_least
 from gemmakv.chat._turns import SYSTEM_ROLES
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.server.service.errors import RequestError, invalid
-from gemmakv.server.service.requests import ChatRequest, Messages, parted
+from gemmakv.server.service.requests import ChatRequest, Messages, split_reply
 from gemmakv.server.service.threads import Threads
 from gemmakv.server.settings import Settings
 from gemmakv.tokenizers._tokenizer import with_bos
@@ -156,7 +156,7 @@ class Prompts:
         self, messages: Messages, tools: Messages | None, think: bool | None
     ) -> list[Segment]:
         """Gives the text that `render` makes tokens of."""
-        said, begun = parted(messages, self.template)
+        said, begun = split_reply(messages, self.template)
         segments = render(
             self.template,
             messages_of(said),

@@ -51,7 +51,7 @@ class Tenant:
     gemma: Gemma
     salt: bytes = b""
 
-    def narrowed(self, salt: str | None) -> Tenant:
+    def narrow(self, salt: str | None) -> Tenant:
         """Gives the same tenant with another part of the cache, for `salt`: no
         salt leads to the part of another tenant. None is the tenant's own
         part. Raises ValueError for an empty salt.
@@ -186,7 +186,7 @@ def seconds_left(until: float | None) -> float | None:
     return None if until is None else max(0.0, until - time.monotonic())
 
 
-def taken_options(
+def take_options(
     options: Mapping[str, Any], context: int
 ) -> dict[str, Any]:
     """Makes the library's generation options of a request's.
@@ -211,7 +211,7 @@ def taken_options(
 
 
 def taken_schema() -> dict[str, Any]:
-    """Gives the JSON schema of the options that `taken_options` takes."""
+    """Gives the JSON schema of the options that `take_options` takes."""
     found = GenerationOptions.json_schema()
     properties = found["properties"]
     for name in ("max_tokens", "top_k"):
@@ -237,7 +237,7 @@ def _taken(name: str, value: Any) -> Any:
     return value
 
 
-def aliased(
+def read_aliases(
     fields: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Adds options that a request has by names of other servers, `ALIASES`,
@@ -259,7 +259,7 @@ def aliased(
     return found, names
 
 
-def penalized(
+def limit_penalties(
     options: Mapping[str, Any], last: Any, name: str, default: int
 ) -> dict[str, Any]:
     """Makes the library's options of those of an API whose penalties look at
@@ -295,7 +295,7 @@ def _is_integer(value: object, wanted: int) -> bool:
     return type(value) is int and value == wanted
 
 
-def parted(
+def split_reply(
     messages: Messages, template: Template
 ) -> tuple[Messages, str]:
     """Splits a conversation into its messages and the beginning of a reply
