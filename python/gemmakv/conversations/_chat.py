@@ -286,6 +286,7 @@ class ChatStore:
             return line
         fields = dataclasses.asdict(session)
         del fields["turns"], fields["id"]
+        del fields["metadata"], fields["pending"]  # no chat knows them
         update_session(db, record.id, **fields)
         if found.head != head:
             prune(db, found.head)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -23,7 +23,13 @@ from gemmakv.conversations._tree import (
     select_sessions,
     update_session,
 )
-from gemmakv.conversations._types import Branch, SessionInfo, Turn, new_id
+from gemmakv.conversations._types import (
+    Branch,
+    Pending,
+    SessionInfo,
+    Turn,
+    new_id,
+)
 
 
 class Sessions:
@@ -40,6 +46,8 @@ class Sessions:
         system: str | None,
         turns: Sequence[Turn] = (),
         model: str | None = None,
+        metadata: dict[str, str] | None = None,
+        pending: Pending | None = None,
     ) -> SessionInfo:
         """Makes a session. With `turns`, whose ids are new, each is the next
         one's parent.
@@ -47,7 +55,7 @@ class Sessions:
         now = time.time()
         found = SessionInfo(
             new_id("sess"), name, system, turns[-1].id if turns else None,
-            len(turns), now, now, model,
+            len(turns), now, now, model, metadata=metadata, pending=pending,
         )  # fmt: skip
         with self._database.write() as db:
             for turn in turns:
@@ -85,6 +93,34 @@ class Sessions:
             update_session(db, id, name=name, updated=time.time())
             return read_session(db, tenant, id)
 
+    def annotate(
+        self, tenant: str, id: str, metadata: dict[str, str] | None
+    ) -> SessionInfo:
+        """Replaces the metadata, also while somebody has the session. Raises
+        NoSession.
+        """
+        with self._database.write() as db:
+            read_session(db, tenant, id)
+            update_session(db, id, metadata=metadata, updated=time.time())
+            return read_session(db, tenant, id)
+
+    def change_pending(
+        self,
+        tenant: str,
+        id: str,
+        change: Callable[[Pending | None], Pending | None],
+    ) -> SessionInfo:
+        """Replaces what has no reply by what `change` makes of it. Raises
+        NoSession, SessionBusy, and what `change` raises.
+        """
+        with self._database.write() as db:
+            one = read_session(db, tenant, id)
+            self._leases.check_idle(db, id)
+            self._leases.end_lapsed(db, id)
+            pending = change(one.pending)
+            update_session(db, id, pending=pending, updated=time.time())
+            return read_session(db, tenant, id)
+
     def fork(
         self, tenant: str, id: str, turn: str | None, name: str | None
     ) -> SessionInfo:
@@ -102,6 +138,7 @@ class Sessions:
             other = dataclasses.replace(
                 one, id=new_id("sess"), name=name, head=head, created=now,
                 updated=now, draft=None, parent=id,
+                pending=one.pending if turn is None else None,
                 settings=one.settings | {"forked_at": at},
             )  # fmt: skip
             insert_session(db, tenant, other)
@@ -117,7 +154,9 @@ class Sessions:
                 _checked_turn(db, one, turn)
             self._leases.check_idle(db, id)
             self._leases.end_lapsed(db, id)
-            update_session(db, id, head=turn, updated=time.time())
+            update_session(
+                db, id, head=turn, updated=time.time(), pending=None
+            )
             prune(db, one.head)
             return read_session(db, tenant, id)
 

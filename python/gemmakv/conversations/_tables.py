@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Query = Select[*tuple[Any, ...]]
 
 # Schemas in the order in which they follow each other; the last is today's.
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 HEAD = REVISIONS[-1]
 
 # The execution option of transactions that write.
@@ -64,7 +64,9 @@ class Json(TypeDecorator[Any]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
         text = json.dumps(value, ensure_ascii=False)
         try:
             text.encode()
@@ -73,7 +75,7 @@ class Json(TypeDecorator[Any]):
         return text
 
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        return json.loads(value)
+        return None if value is None else json.loads(value)
 
 
 class Flag(TypeDecorator[bool]):
@@ -169,6 +171,9 @@ sessions = Table(
     # The order in which a tenant's were made, whatever the clock said. Null
     # until the next start where a process of an earlier version made it.
     Column("number", Integer),
+    Column("metadata", Json),
+    # What has no reply so far.
+    Column("pending", Json),
     sqlite_strict=True,
 )
 

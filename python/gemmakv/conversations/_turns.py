@@ -107,8 +107,9 @@ class Turns:
         before: Sequence[Turn] = (),
     ) -> None:
         """Keeps a turn, and makes it the head of the session, which `owner`
-        has, and gives back. The head so far goes if the turn does not follow
-        it, unless something else leads to it. Raises SessionBusy if somebody
+        has, and gives back. What was pending has a reply then. If the turn
+        does not follow the head so far, that goes, unless something else leads
+        to it, and all that is pending stays. Raises SessionBusy if somebody
         took it over.
 
         `before`: the turns up to its parent, as it began. Those that were
@@ -127,17 +128,21 @@ class Turns:
                 query = sa.select(sessions.c.head)
                 query = query.where(sessions.c.id == session)
                 former = db.execute(query).scalar()
+                follows = former == turn.parent
+                said = {"pending": None} if follows else {}
                 moved = db.execute(
                     sa.update(sessions)
                     .where(
                         sessions.c.id == session,
                         sessions.c.lease == _clock.BOOT + (owner or ""),
                     )
-                    .values(head=turn.id, updated=time.time(), lease=None)
+                    .values(
+                        head=turn.id, updated=time.time(), lease=None, **said
+                    )
                 )
                 if not moved.rowcount:
                     raise busy(session, "another turn took over from this one")
-                if former != turn.parent:
+                if not follows:
                     prune(db, former)
             self._expire_in(db)
             if clock.is_due():

@@ -13,6 +13,8 @@ from gemmakv.generation._prompts import TokenArray
 
 # Device and inode of a database's file.
 FileId = tuple[int, int]
+# `items` and `messages` that have no reply, as JSON has them.
+Pending = dict[str, list[dict[str, Any]]]
 
 BUSY_S = 10.0  # for another process that writes
 LEASE_S = 10.0  # a holder that was killed blocks no longer
@@ -82,6 +84,10 @@ class SessionInfo:
       settings: what a chat keeps of it besides.
       draft: what was said last, if it has no reply.
       parent: the session that it was forked from. May be gone.
+      metadata: what its owner notes of it.
+      pending: what was added after the last turn and has no reply so far: the
+        next turn begins with it. `items` have it as its API does, `messages`
+        as the model reads it.
     """
 
     id: str
@@ -95,6 +101,8 @@ class SessionInfo:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     draft: str | None = None
     parent: str | None = None
+    metadata: dict[str, str] | None = None
+    pending: Pending | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -436,7 +436,10 @@ def test_a_servers_sessions_are_there(tmp_path: Path) -> None:
         }  # fmt: skip
         turns.append(Turn(**fields))
         last = turns[-1].id
-    trip = server.sessions.create("", 'my "trip"', None, turns)
+    pending = {"items": [{"id": "x"}], "messages": [{"role": "user"}]}
+    trip = server.sessions.create(
+        "", 'my "trip"', None, turns, None, {"a": "b"}, pending
+    )
     none = server.sessions.create("", None, None, model=WEIGHTS)
     server.sessions.create("", "other", None, model="cd" * 16)
     server.sessions.create("somebody", "theirs", None)
@@ -451,6 +454,8 @@ def test_a_servers_sessions_are_there(tmp_path: Path) -> None:
     assert turns_in(tmp_path) > before and len(turns_in(tmp_path)) == 3
     assert server.sessions.get("", trip.id).name == 'my "trip"'
     assert server.sessions.get("", trip.id).turns == 3
+    assert server.sessions.get("", trip.id).metadata == {"a": "b"}
+    assert server.sessions.get("", trip.id).pending == pending
     path = server.turns.path(server.sessions.get("", trip.id).head)
     assert [turn.messages[0]["content"] for turn in path] == ["hi", "on", "one"]
     with pytest.raises(StoreError, match="has it open"):

@@ -128,6 +128,7 @@ def test_an_earlier_database_becomes_like_a_new_one(
     [found], more = store.sessions.newest("t", 9, None)
     assert (found.name, found.turns, more) == ("my trip", 1, False)
     assert (found.model, found.settings, found.draft) == (None, {}, None)
+    assert (found.metadata, found.pending) == (None, None)
     [turn] = store.turns.path(found.head, tokens=True)
     assert turn.tokens.tolist() == [1, 2]
     assert turn.reply == {"role": "assistant", "content": "ho"}
@@ -259,6 +260,8 @@ def test_another_database_has_the_same_tables_and_locks(
         lambda: store.leases.take("t", id, "me"),
         lambda: store.leases.release(id, "me"),
         lambda: store.sessions.rename("t", id, "two"),
+        lambda: store.sessions.annotate("t", id, {"a": "b"}),
+        lambda: store.sessions.change_pending("t", id, lambda _: None),
         lambda: store.sessions.rewind("t", id, None),
         lambda: store.leases.hold(id),
         lambda: store.sessions.delete("t", id),

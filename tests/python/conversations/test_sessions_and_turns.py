@@ -389,6 +389,7 @@ def test_a_database_of_before_there_was_a_clock_in_it(
         db.execute("DROP INDEX sessions_deleted")
         for column in (
             "model", "settings", "draft", "parent", "deleted", "number",
+            "metadata", "pending",
         ):  # fmt: skip
             db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
         db.execute("DROP TABLE alembic_version")

@@ -10,7 +10,7 @@ from gemmakv.chat._messages import messages_of
 from gemmakv.conversations import Turn
 from gemmakv.server.apis.call import Call
 from gemmakv.server.apis.tools import text_of
-from gemmakv.server.service.history import BEGUN, DROPPED
+from gemmakv.server.service.history import BEGUN, DROPPED, PENDING
 from gemmakv.server.service.requests import Past
 
 CUSTOM = "custom_tools"  # among a turn's `params`: names of such tools
@@ -52,8 +52,9 @@ def output_items_of(turn: Turn) -> list[dict[str, Any]]:
 
 def input_items_of(turn: Turn) -> list[dict[str, Any]]:
     """Makes the items that a turn was given."""
-    found: list[dict[str, Any]] = []
-    messages = list(turn.messages)
+    pending = turn.params.get(PENDING) or {"items": (), "messages": 0}
+    found: list[dict[str, Any]] = [*pending["items"]]
+    messages = turn.messages[pending["messages"] :]
     begun = turn.params.get(BEGUN, 0)
     if begun:
         text = (turn.reply.get("content") or "")[:begun]
@@ -277,6 +278,17 @@ def without_bytes(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
         }
         for entry in entries
     ]
+
+
+def with_parts(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes a message whose text is a part, as answers have it."""
+    content = item["content"]
+    if isinstance(content, str):
+        part = {"type": "input_text", "text": content}
+        if item.get("role") == "assistant":
+            part = text_part(content, [])
+        content = [part]
+    return {**item, "content": content}
 
 
 def text_part(text: str, logprobs: list[Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ from gemmakv.server.apis.response_items import (
     text_part,
     thought_item,
     usage_of,
+    with_parts,
     without_bytes,
 )
 from gemmakv.server.apis.routing import router, streams
@@ -278,19 +279,11 @@ async def compact(call: CallDep, body: CompactBody) -> Response:
         "output": [
             {"id": f"msg_{id}_{i}", "status": "completed", **item,
              "type": "message"}
-            for i, item in enumerate(map(_with_parts, said))
+            for i, item in enumerate(map(with_parts, said))
         ] + [summary],
         "usage": usage_of(_counted(reply.usage)),
     }  # fmt: skip
     return JsonResponse(found)
-
-
-def _with_parts(item: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes a message whose text is a part, as answers have it."""
-    content = item["content"]
-    if isinstance(content, str):
-        content = [{"type": "input_text", "text": content}]
-    return {**item, "content": content}
 
 
 @ROUTER.get(
@@ -314,8 +307,13 @@ async def input_items(
         items += input_items_of(turn)
         if turn is not line[-1]:
             items += output_items_of(turn)
+    return JsonResponse(page_of(items, query))
+
+
+def page_of(items: list[dict[str, Any]], query: ItemsQuery) -> ItemList:
+    """Makes a page of items, of which the oldest stands first."""
     if query.order == "desc":
-        items.reverse()
+        items = items[::-1]
     if query.after is not None:
         places = [i for i, one in enumerate(items) if one["id"] == query.after]
         if not places:
@@ -324,15 +322,18 @@ async def input_items(
                 f"expected the id of an item, found {query.after[:60]!r}",
             )
         items = items[places[0] + 1 :]
-    shown = items[: query.limit]
-    found: ItemList = {
+    return listed(items[: query.limit], len(items) > query.limit)
+
+
+def listed(shown: list[dict[str, Any]], more: bool) -> ItemList:
+    """Makes a page that shows these items."""
+    return {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else None,
         "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(items) > len(shown),
+        "has_more": more,
     }
-    return JsonResponse(found)
 
 
 async def _resolve(

@@ -243,7 +243,7 @@ async def take_in(call: CallDep, body: documents.Document) -> Response:
 )
 async def export(call: CallDep, session: str) -> Response:
     history = kept(call)
-    found, turns = await _with_turns(call, history, session, tokens=True)
+    found, turns = await with_turns(call, history, session, tokens=True)
     document = await call.service.threads.run(documents.written, found, turns)
     return JsonResponse(document)
 
@@ -254,7 +254,7 @@ async def export(call: CallDep, session: str) -> Response:
     summary="The session and its turns",
 )
 async def retrieve(call: CallDep, session: str) -> Response:
-    found, turns = await _with_turns(call, kept(call), session)
+    found, turns = await with_turns(call, kept(call), session)
     return JsonResponse(
         SessionWithTurns(
             **_session(found).model_dump(),
@@ -375,7 +375,7 @@ def _session(session: SessionInfo, shown: int | None = None) -> SessionObject:
     )
 
 
-async def _with_turns(
+async def with_turns(
     call: Call, history: History, session: str, tokens: bool = False
 ) -> tuple[SessionInfo, list[Turn]]:
     def load() -> tuple[SessionInfo, list[Turn]]:

@@ -24,6 +24,7 @@ from gemmakv.chat._reply import rendered_anew
 from gemmakv.conversations import (
     BUSY_S,
     LEASE_S,
+    Pending,
     SessionInfo,
     StoreError,
     Turn,
@@ -49,6 +50,7 @@ SPENT = "spent"  # among a turn's `params`: what the cache gave, and seconds
 FIRST = "first_token_s"  # after how many seconds the reply began
 BEGUN = "begun"  # how many characters of the reply the client wrote
 DROPPED = "dropped_messages"  # how many had no room
+PENDING = "pending"  # items that were added before, and how many messages
 LOG = logging.getLogger("gemmakv.server")
 _T = TypeVar("_T")
 
@@ -99,11 +101,15 @@ class History:
         name: str | None,
         system: str | None,
         turns: Sequence[Turn] = (),
+        metadata: dict[str, str] | None = None,
+        pending: Pending | None = None,
     ) -> SessionInfo:
         """Makes a session, of this model. Raises RequestError."""
         create = functools.partial(
             self.store.sessions.create,
             model=self.service.gemma.weights_fingerprint,
+            metadata=metadata,
+            pending=pending,
         )
         return await self.on(create, owner, name, system, turns)
 
@@ -237,7 +243,8 @@ class History:
         system = past.system
         if session is not None and system is None:
             system = session.system
-        work = _Work(self, request, line, system)
+        pending = _pending_of(past, session)
+        work = _Work(self, request, line, system, pending)
         if replaced is not None:
             work.go_on_with(replaced)
         return work, line
@@ -317,13 +324,15 @@ class _Work:
         request: ChatRequest,
         line: Sequence[Turn],
         system: str | None,
+        pending: Pending,
     ) -> None:
         """`line` has the turn before this one, and maybe those before that."""
         self._history = history
         self._prompts = history.service.prompts
         self._request = request
         self._begun = request.begun
-        self._new = [dict(one) for one in request.said]
+        self._pending = pending
+        self._new = [*self._pending["messages"], *map(dict, request.said)]
         self._tools = [dict(tool) for tool in request.tools or ()]
         self._think = request.think
         self._line = line
@@ -428,7 +437,7 @@ class _Work:
             )
         for turn in path:
             found += [*turn.messages, turn.reply]
-        return found
+        return found + self._pending["messages"]
 
     def _all(self, before: list[dict[str, Any]], fits: bool) -> TokenArray:
         try:
@@ -471,6 +480,9 @@ class _Work:
             params[BEGUN] = len(self._begun)
         if self.dropped:
             params[DROPPED] = self.dropped
+        if self._pending["items"]:
+            count = len(self._pending["messages"])
+            params[PENDING] = {**self._pending, "messages": count}
         return Turn(
             id=past.id,
             tenant=owner,
@@ -498,6 +510,15 @@ class _Work:
                 ]
             ),
         )
+
+
+def _pending_of(past: Past, session: SessionInfo | None) -> Pending:
+    """Gives the messages that a turn begins with: none if it replaces the last
+    one.
+    """
+    if session is None or session.pending is None or past.replaces is not None:
+        return {"items": [], "messages": []}
+    return session.pending
 
 
 def _message(fields: dict[str, Any]) -> Message:
