@@ -20,7 +20,7 @@ ELSEWHERE = {
     "chat/_native_calls.py": "what it says is read by nobody",
 }
 # Errors whose words are in a variable, or are another error's.
-WITHOUT_WORDS = {"generation/_grammar.py": 1, "server/service/chat.py": 2}
+WITHOUT_WORDS = {"generation/_grammar.py": 1, "server/service/prompts.py": 2}
 
 
 def words_of(node: ast.expr) -> str | None:

@@ -22,7 +22,8 @@ MARK = {"cache_control": {"type": "ephemeral"}}
 @pytest.fixture(params=["plain", "gemma", "file gemma 3"])
 def agent_app(app: App, request: pytest.FixtureRequest) -> App:
     assert app.service is not None
-    app.service.template = template_of(request.param, app.service.tokenizer)
+    service = app.service
+    service.prompts.template = template_of(request.param, service.tokenizer)
     return app
 
 
@@ -220,7 +221,7 @@ def test_a_group_chat(agent_app: App, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.status_code == 200, answer.text
     assert agent_app.service is not None
     prompt = agent_app.service.tokenizer.decode(prompts[0])
-    if agent_app.service.template.name != "plain":
+    if agent_app.service.prompts.template.name != "plain":
         assert "critic: Too short.\n\neditor: It will do." in prompt
 
 

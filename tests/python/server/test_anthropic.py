@@ -125,7 +125,7 @@ def test_system_and_blocks(app: App) -> None:
 def test_turns_of_one_side_are_one(app: App) -> None:
     """Where the template needs it, with a blank line between them."""
     assert app.service is not None
-    app.service.template = gemmakv.templates.GemmaTemplate()
+    app.service.prompts.template = gemmakv.templates.GemmaTemplate()
     halves = [
         {"role": "user", "content": "one"},
         {"role": "user", "content": [{"type": "text", "text": "two"}]},
@@ -299,7 +299,7 @@ def test_parts_of_results_are_named(app: App, inner: Any, place: str) -> None:
 
 def test_messages_are_named_as_they_were_sent(app: App) -> None:
     assert app.service is not None
-    app.service.template = Refusing()
+    app.service.prompts.template = Refusing()
     said: list[Any] = [
         *USER, *USER, {"role": "assistant", "content": "x"}, *USER,
         {"role": "system", "content": "y"},

@@ -49,8 +49,8 @@ def test_it_is_read_as_the_reply_so_far(
     assert text and not text.startswith("the in")
     service = app.service
     assert service is not None
-    opened = service.render(USER).tolist()
-    begun = service.begun_ids("the in").tolist()
+    opened = service.prompts.render(USER).tolist()
+    begun = service.prompts.begun_ids("the in").tolist()
     assert prompts == [[*opened, *begun]]
 
 
@@ -143,7 +143,7 @@ def test_a_session_goes_on_with_the_tokens_of_both(
         store = history(app).store
         before = store.turns.line("", turn["id"])[-1].tokens.tolist()
         assert app.service is not None
-        begun = app.service.begun_ids("the in").tolist()
+        begun = app.service.prompts.begun_ids("the in").tolist()
         assert begun
         assert prompts[0][: len(before)] == before
         assert prompts[0][-len(begun) :] == begun
@@ -167,7 +167,7 @@ def test_the_template_is_applied_likewise(app: App) -> None:
     opened = post(app, "/apply-template", {"messages": USER}).json()["prompt"]
     service = app.service
     assert service is not None
-    assert found == opened + service.begun_text("the in")
+    assert found == opened + service.prompts.begun_text("the in")
     body = {"prompt": found, "n_predict": 1}
     count = post(app, "/completion", body).json()["tokens_evaluated"]
-    assert count == len(service.render(TALK))
+    assert count == len(service.prompts.render(TALK))

@@ -84,7 +84,7 @@ def test_pins_stay(own: App) -> None:
 
 def test_a_system_message_is_pinned_for_whatever_follows(own: App) -> None:
     assert own.service is not None
-    own.service.template = gemmakv.templates.GemmaTemplate()
+    own.service.prompts.template = gemmakv.templates.GemmaTemplate()
     system = {"role": "system", "content": TEXT}
     made = pin(own, messages=[system])
     for text in ("hello", "7 days", "\n"):

@@ -9,7 +9,7 @@ import pytest
 
 import gemmakv
 from gemmakv.server.app import App
-from gemmakv.server.service.chat import _length
+from gemmakv.server.service.threads import count_texts
 from support.asgi import Exchange, get, make_app, post, sse_events
 
 PATH = "/completion"
@@ -280,10 +280,10 @@ def test_timings_of_the_others(app: App) -> None:
 
 def test_how_long_a_request_is() -> None:
     """What is short stays on the event loop; nothing long may."""
-    assert _length("word", 9) == 4
-    assert _length([1, 2, 3], 9) == 2 * 3
+    assert count_texts("word", 9) == 4
+    assert count_texts([1, 2, 3], 9) == 2 * 3
     message = {"role": "user", "content": [{"type": "text", "text": "x" * 50}]}
-    assert 50 < _length([message], 100) < 100
+    assert 50 < count_texts([message], 100) < 100
     for long in ("x" * 101, [1] * 101, [[1] * 60, [1] * 60], [message] * 2):
-        assert _length(long, 100) > 100
-    assert _length((None, object(), b"x" * 99), 100) > 100
+        assert count_texts(long, 100) > 100
+    assert count_texts((None, object(), b"x" * 99), 100) > 100

@@ -403,9 +403,9 @@ def test_truncation_leaves_out_the_oldest_turns(
     assert dropped % 2 == 0
     service = small.service
     assert service is not None
-    expected = service.render([talk[0], *talk[1 + dropped :]]).tolist()
+    expected = service.prompts.render([talk[0], *talk[1 + dropped :]]).tolist()
     assert prompts[-1] == expected and len(expected) <= 170
-    fuller = service.render([talk[0], *talk[dropped - 1 :]])
+    fuller = service.prompts.render([talk[0], *talk[dropped - 1 :]])
     assert len(fuller) > 170, "no more than needed"
     fits = respond(small, "short", truncation="auto")
     assert fits["dropped_messages"] == 0

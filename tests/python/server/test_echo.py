@@ -34,7 +34,7 @@ LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 def ids_of(app: App, text: str = TEXT) -> list[int]:
     assert app.service is not None
-    return [int(one) for one in app.service.text_ids(text)]
+    return [int(one) for one in app.service.prompts.text_ids(text)]
 
 
 def ask(app: App, path: str = COMPLETIONS, **fields: Any) -> Any:
@@ -169,7 +169,7 @@ def test_as_vllm_has_them(
     assert app.service is not None
     ids = ids_of(app)
     if path == CHAT:
-        ids = [int(one) for one in app.service.render(USER)]
+        ids = [int(one) for one in app.service.prompts.render(USER)]
     assert len(places) == len(ids) and places[0] is None
     rows = expected(shared, ids)
     for at, place in enumerate(places[1:], 1):

@@ -83,7 +83,7 @@ def test_the_model_reads_what_is_shown(
     said: list[dict[str, Any]] = [{"role": "system", "content": "Be kind."}]
     for turn in edited["turns"]:
         said += [*turn["messages"], turn["reply"]]
-    assert prompts == [service.render([*said, *USER]).tolist()]
+    assert prompts == [service.prompts.render([*said, *USER]).tolist()]
 
 
 def test_an_export_without_digests_is_read_as_text(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from threading import Event
 from typing import Any
 
 import pytest
@@ -146,19 +146,19 @@ def test_white_space_that_a_template_leaves_out(shared: Any) -> None:
 
 def test_long_texts_keep_no_others_waiting(app: App) -> None:
     """As many as there are threads kept all others for as long as they took."""
-    service = app.service
-    assert service is not None
-    over = threading.Event()
+    assert app.service is not None
+    threads = app.service.threads
+    over = Event()
 
     async def main() -> int:
         long = [
             asyncio.ensure_future(
-                service.on_texts(lambda _: over.wait(100), "x" * 200_000)
+                threads.run_texts(lambda _: over.wait(100), "x" * 200_000)
             )
             for _ in range(4)
         ]
         await asyncio.sleep(0)  # they begin
-        found = await asyncio.wait_for(service.on_texts(len, "x" * 9000), 60)
+        found = await asyncio.wait_for(threads.run_texts(len, "x" * 9000), 60)
         over.set()
         await asyncio.gather(*long)
         return found

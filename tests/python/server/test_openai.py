@@ -89,7 +89,7 @@ def test_progress_of_the_prompt(app: App) -> None:
     told = [(c.model_extra or {}).get("prompt_progress") for c in found]
     said = [one for one in told if one is not None]
     assert said and told[1 : len(said) + 1] == said
-    total = app.service.render(long).size if app.service else 0
+    total = app.service.prompts.render(long).size if app.service else 0
     assert said[-1]["processed"] == said[-1]["total"] == total
     assert all(0 <= one["cache"] <= one["processed"] for one in said)
     assert chat(app, messages=long, return_progress=True)

@@ -390,7 +390,7 @@ def test_items_are_named_as_they_were_sent(
     kept: App, items: Any, name: str, instructions: Any, store: bool
 ) -> None:
     assert kept.service is not None
-    kept.service.template = Refusing()
+    kept.service.prompts.template = Refusing()
     body = {
         **SAID, "input": items, "instructions": instructions, "store": store,
     }  # fmt: skip

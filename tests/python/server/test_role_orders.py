@@ -33,7 +33,7 @@ def kept_app(
 def with_template(app: App, name: str) -> Any:
     assert app.service is not None
     made = template_of(name, app.service.tokenizer)
-    app.service.template = made
+    app.service.prompts.template = made
     return made
 
 
@@ -220,7 +220,7 @@ def test_turns_that_are_left_out_are_whole(
     """`truncation` cuts no turn of several messages in two."""
     for app in serving(shared, tmp_path, max_model_len=128):
         assert app.service is not None
-        app.service.template = GemmaTemplate()
+        app.service.prompts.template = GemmaTemplate()
         prompts = prompts_of(app, monkeypatch)
         long = {"role": "user", "content": "long " * 20}
         last = [{"role": "system", "content": "now"},

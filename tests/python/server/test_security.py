@@ -170,9 +170,9 @@ def test_what_is_empty_is_nobodys(shared: gemmakv.Gemma) -> None:
     app = make_app(shared, max_model_len=256)
     assert app.service is not None
     tenant = app.service.tenant(None)
-    assert tenant is not None and tenant.narrowed(None) is tenant
+    assert tenant is not None and tenant.narrow(None) is tenant
     with pytest.raises(ValueError, match="^cache_salt: "):
-        tenant.narrowed("")
+        tenant.narrow("")
     found = post(app, CHAT, {**SAID, "cache_salt": ""})
     assert found.status_code == 400
     assert found.json()["error"]["param"] == "cache_salt"
@@ -303,7 +303,7 @@ def test_too_many_prompts_are_not_read(
     def fail(*_: object) -> Any:
         raise AssertionError("read")
 
-    monkeypatch.setattr(app.service, "text_ids", fail)
+    monkeypatch.setattr(app.service.prompts, "text_ids", fail)
     found = post(app, path, {"prompt": ["a"] * 17})
     assert found.status_code == 400
     assert "16" in found.text and "17" in found.text

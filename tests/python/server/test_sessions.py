@@ -566,7 +566,7 @@ def test_messages_are_counted_from_the_request(
         assert app.service is not None
         id = create(app)["id"]
         say(app, id, "one")
-        app.service.template = Refusing()
+        app.service.prompts.template = Refusing()
         body = {
             "session": id,
             "messages": [*USER, {"role": "assistant", "content": "x"}, *USER],
@@ -588,7 +588,7 @@ def test_a_late_system_message(
     late = [{"role": role, "content": "Be brief."}, *USER]
     for app in serving(shared, folder):
         assert app.service is not None
-        app.service.template = template_for(shared, name)
+        app.service.prompts.template = template_for(shared, name)
         prompts = prompts_of(app, monkeypatch)
         id = create(app)["id"]
         first = text_of(say(app, id, "one"))
@@ -640,7 +640,7 @@ def test_another_template_renders_anew(
         found = history(app)
         found.basis = "another"
         assert app.service is not None
-        app.service.template = gemmakv.templates.GemmaTemplate()
+        app.service.prompts.template = gemmakv.templates.GemmaTemplate()
         prompts = prompts_of(app, monkeypatch)
         say(app, id, "two")
         messages = [
@@ -1318,7 +1318,7 @@ def test_import_refuses_what_cannot_go_on(kept: App, folder: Path) -> None:
         ([turn([*USER, *USER], {"content": "a"}), good], 3,
          "turns[1].reply.content"),
     ):  # fmt: skip
-        kept.service.template = Refusing(at)
+        kept.service.prompts.template = Refusing(at)
         found = error(imported(kept, *turns), 400)
         assert found["code"] == "turns_not_continuable"
         assert found["message"].startswith("turns: "), found

@@ -115,13 +115,13 @@ def compiling(app: App, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     service = app.service
     assert service is not None
     found: list[str] = []
-    real = service._compile
+    real = service.grammars.compile
 
     async def noting(label: str, options: Any) -> Any:
         found.append(label)
         return await real(label, options)
 
-    monkeypatch.setattr(service, "_compile", noting)
+    monkeypatch.setattr(service.grammars, "compile", noting)
     return found
 
 

@@ -272,7 +272,7 @@ def test_a_session_forgets_thoughts(
     assert kept.service is not None
     for prompt in prompts:
         said += USER
-        expected = kept.service.render(said, None, effort == "low")
+        expected = kept.service.prompts.render(said, None, effort == "low")
         assert prompt == expected.tolist()
         said.append({"role": "assistant", "content": TEXT})
     assert [len(p) for p in prompts] == sorted(len(p) for p in prompts)

@@ -10,7 +10,7 @@ import pytest
 import gemmakv
 from gemmakv.chat._tools import tool_use
 from gemmakv.server.app import App
-from gemmakv.server.service import chat as _service
+from gemmakv.server.service import checks as _service
 from support import tiny_gguf
 from support.asgi import NAME, USER, make_app, post, sse_events
 from support.extras import needs

@@ -168,16 +168,16 @@ def force(monkeypatch: Any) -> None:
     instead of the tools' grammar.
     """
     from gemmakv import Grammar
-    from gemmakv.server.service import chat as _service
+    from gemmakv.server.service.checks import Checks
 
-    with_tools = _service.ChatService._with_tools
+    with_tools = Checks._with_tools
 
     def scripted(self: Any, request: Any, options: dict[str, Any]) -> Any:
         found = with_tools(self, request, options)
         options["grammar"] = Grammar.lark(self.defaults["grammar"])
         return found
 
-    monkeypatch.setattr(_service.ChatService, "_with_tools", scripted)
+    monkeypatch.setattr(Checks, "_with_tools", scripted)
 
 
 # What of the published template matters here, in our own words.

@@ -52,14 +52,14 @@ def prompts_of(app: App, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     found: list[list[int]] = []
     service = app.service
     assert service is not None
-    real = service._prompt_ids
+    real = service.prompts.prompt_ids
 
     async def noting(*args: Any) -> Any:
         ids, dropped = await real(*args)
         found.extend(one.tolist() for one in ids)
         return ids, dropped
 
-    monkeypatch.setattr(service, "_prompt_ids", noting)
+    monkeypatch.setattr(service.prompts, "prompt_ids", noting)
     return found
 
 

@@ -29,11 +29,11 @@ from gemmakv.server.apis.streams import SSE, Reply, answer, sse
 from gemmakv.server.service.diagnostics import Fingerprint, fingerprint
 from gemmakv.server.service.errors import (
     RequestError,
+    cannot_think,
     invalid,
-    missing,
     refuse_others,
-    thoughtless,
     unexpected,
+    unsupported,
 )
 from gemmakv.server.service.events import (
     Called,
@@ -123,7 +123,7 @@ class MessageCountTokensParams(Body):
         managed = self.context_management
         for i, edit in enumerate((managed and managed.edits) or ()):
             if not edit.type.startswith(_NO_EDITS):
-                raise missing(
+                raise unsupported(
                     f"context_management.edits[{i}].type", edit.type[:60]
                 )
 
@@ -353,9 +353,9 @@ def _think(
         return None
     if given.type == "disabled":
         return False
-    if not call.service.can_think:
+    if not call.service.prompts.can_think:
         if given.type == "enabled":
-            raise thoughtless(
+            raise cannot_think(
                 "thinking.type", "'disabled' or 'adaptive'", "'enabled'"
             )
         return None  # as much as it needs, which is none
@@ -377,7 +377,7 @@ def _tools(given: Sequence[ToolParam]) -> list[dict[str, Any]] | None:
     found = []
     for i, tool in enumerate(given):
         if tool.type not in (None, "custom"):
-            raise missing(f"tools[{i}].type", tool.type[:40])
+            raise unsupported(f"tools[{i}].type", tool.type[:40])
         function = {
             "name": tool.name,
             "description": tool.description,
@@ -440,7 +440,7 @@ class _Messages:
             system = said.pop(0)
         elif request.past is not None:
             system = request.past.system
-        self._made_of = await call.service.on_texts(
+        self._made_of = await call.service.threads.run_texts(
             fingerprint, self._head["model"], system, request.tools, said
         )
         before = body.diagnostics.previous_message_id

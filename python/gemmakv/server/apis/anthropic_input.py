@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gemmakv.server.apis.fields import Body
-from gemmakv.server.service.errors import missing, unexpected
+from gemmakv.server.service.errors import unexpected, unsupported
 
 # It differs in every request of one client, and says nothing to a model.
 _BILLING = "x-anthropic-billing-header:"
@@ -238,7 +238,7 @@ def _text(block: Any, where: str) -> str:
     if isinstance(block, DocumentBlockParam):
         text = _source_text(block.source, f"{where}.source")
         return "\n".join(filter(None, (block.title, block.context, text)))
-    raise missing(f"{where}.type", block.type[:40])
+    raise unsupported(f"{where}.type", block.type[:40])
 
 
 def _source_text(source: Source, where: str) -> str:
@@ -248,7 +248,7 @@ def _source_text(source: Source, where: str) -> str:
         return source.data
     if source.type == "content":
         return _texts(source.content or "", f"{where}.content")
-    raise missing(f"{where}.type", source.type[:40])
+    raise unsupported(f"{where}.type", source.type[:40])
 
 
 def _texts(content: str | list[Any], where: str) -> str:

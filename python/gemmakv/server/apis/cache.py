@@ -105,7 +105,9 @@ async def match(call: CallDep, body: PromptBody) -> Response:
     call.takes(body)
     prefix = _prefix(call, body.cache_salt)
     ids = await _ids(call, body)
-    found = await call.service.aside(lambda: len(prefix.match(ids)))
+    found = await call.service.threads.run_waiting(
+        lambda: len(prefix.match(ids))
+    )
     return JsonResponse(
         MatchObject(prompt_tokens=len(ids), cached_tokens=found)
     )
@@ -261,24 +263,26 @@ async def _ids(call: Call, body: PromptBody, opens: bool = True) -> TokenArray:
     """
     call.check_model(body.model)
     service = call.service
-    service.check_writes()
+    service.prompts.check_writes()
     if (body.prompt is None) == (body.messages is None):
         found = "none" if body.prompt is None else "both"
         raise invalid("prompt", f"expected it or messages, found {found}")
     if body.prompt is not None:
         if body.tools:
             raise invalid("tools", "expected messages with them")
-        ids = await service.in_pool(
-            service.text_ids, body.prompt, False, True
+        ids = await service.threads.run(
+            service.prompts.text_ids, body.prompt, False, True
         )
     else:
         messages = body.messages or []
         last = messages[-1].get("role") if messages else None
         if opens or last in (None, "user"):
-            ids = await service.chat_ids(messages, body.tools, fits=True)
+            ids = await service.prompts.chat_ids(
+                messages, body.tools, fits=True
+            )
         else:
             ids = await _common(service, messages, body.tools)
-    service.check_length(len(ids), body.prompt is None)
+    service.prompts.check_length(len(ids), body.prompt is None)
     return ids
 
 
@@ -288,7 +292,7 @@ async def _common(
     tools: list[dict[str, Any]] | None,
 ) -> TokenArray:
     one, two = [
-        await service.chat_ids(
+        await service.prompts.chat_ids(
             [*messages, {"role": "user", "content": text}], tools
         )
         for text in ("A", "0")
@@ -306,7 +310,9 @@ async def _held(
     service: ChatService, prefix: ModelPrefixCache, ids: TokenArray
 ) -> PinnedPrefix:
     """Makes a pin, and ends it if the client goes away meanwhile."""
-    work = asyncio.ensure_future(service.aside(_pinned, prefix, ids))
+    work = asyncio.ensure_future(
+        service.threads.run_waiting(_pinned, prefix, ids)
+    )
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

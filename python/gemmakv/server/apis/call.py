@@ -1,4 +1,4 @@
-"""What a route knows of its request, and the JSON of answers."""
+"""The request that a route answers, and the JSON of answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Call:
       status: the status of the answer; 0 before it began.
       names: the client's names for fields, by the library's.
       ignored: the fields that are ignored.
-      request: what is asked of the model, once that is known.
+      request: the request to the model, once that is known.
       error: why it failed, also after the answer began; None if it did not.
     """
 
@@ -87,7 +87,7 @@ class Call:
 
     def owner_of(self, salt: str | None) -> Tenant:
         """Gives the tenant with the part of the cache for a request's salt."""
-        return self.owner.narrowed(salt)
+        return self.owner.narrow(salt)
 
     @property
     def served(self) -> list[str]:
@@ -145,7 +145,7 @@ class Call:
         return self.names[ours] + path[len(ours) :]
 
     def rename(self, error: RequestError) -> None:
-        """Has an error name the field that the client wrote."""
+        """Makes an error name the field that the client wrote."""
         if not error.param:
             return
         name = self.name_of(error.param)
@@ -171,13 +171,14 @@ CallDep = Annotated[Call, Depends(call_of)]
 
 
 def loading() -> RequestError:
+    """Makes the error of a request that comes while the model is loaded."""
     return RequestError(
         503, "Loading model", code="model_loading", retry_after=2
     )
 
 
 def _leads(name: str, path: str) -> bool:
-    """Whether a path is that of a field, or of a part of it."""
+    """Says whether a path is that of a field, or of a part of it."""
     return path == name or path.startswith((name + ".", name + "["))
 
 

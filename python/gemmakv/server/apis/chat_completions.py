@@ -29,7 +29,7 @@ from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.streams import SSE, Reply, answer
 from gemmakv.server.apis.timings import prompt_progress
 from gemmakv.server.apis.tools import arguments_of, read_tools, text_of
-from gemmakv.server.service.errors import invalid, missing, unexpected
+from gemmakv.server.service.errors import invalid, unexpected, unsupported
 from gemmakv.server.service.events import (
     Called,
     Event,
@@ -194,9 +194,9 @@ def _messages(given: list[ChatMessage]) -> list[dict[str, Any]]:
         where = f"messages[{i}]"
         for name in ("function_call", "audio"):
             if message.others.get(name):
-                raise missing(f"{where}.{name}")
+                raise unsupported(f"{where}.{name}")
         if message.role == "function":
-            raise missing(f"{where}.role", "results of functions")
+            raise unsupported(f"{where}.role", "results of functions")
         content = message.content
         if isinstance(content, list):
             content = _parts(content, f"{where}.content")
@@ -218,7 +218,7 @@ def _parts(parts: list[Any], where: str) -> list[Any]:
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in _NOT_TEXT:
-            raise missing(f"{where}[{i}].type", f"{kind}")
+            raise unsupported(f"{where}[{i}].type", f"{kind}")
         if kind == "refusal":
             part = {"type": "text", "text": part.get("refusal")}
         found.append(part)

@@ -22,11 +22,11 @@ from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
-    missing,
     unexpected,
+    unsupported,
 )
 from gemmakv.server.service.events import Event, Finished, Progress, Token
-from gemmakv.server.service.requests import ChatRequest, penalized
+from gemmakv.server.service.requests import ChatRequest, limit_penalties
 
 ROUTER = router()
 _OPTIONS = {**SAMPLING, "n_predict": "max_tokens", "ignore_eos": "ignore_eos"}
@@ -76,8 +76,8 @@ async def completion(call: CallDep, body: LlamaCompletionBody) -> Response:
     service = call.service
     options = _options(body)
     several, given = _prompts(body.prompt)
-    service.check_rows(len(given), 1)
-    prompts, texts = await service.on_texts(_read, service, given)
+    service.checks.check_rows(len(given), 1)
+    prompts, texts = await service.threads.run_texts(_read, service, given)
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
         prompts=prompts,
@@ -105,7 +105,7 @@ def _options(body: LlamaCompletionBody) -> dict[str, Any]:
         options["seed"] = seed_of(body.seed)
         if body.seed in _RANDOM:
             del options["seed"]
-    options = penalized(
+    options = limit_penalties(
         options, document.get("repeat_last_n"), "repeat_last_n", LAST_TOKENS
     )
     if body.json_schema is not None:
@@ -135,7 +135,7 @@ def _bias(given: Any) -> dict[int, float]:
         if isinstance(token, str) and token.isascii() and token.isdigit():
             token = int(token[:20])
         if not isinstance(token, int) or isinstance(token, bool):
-            raise missing("logit_bias", "texts in the place of token ids")
+            raise unsupported("logit_bias", "texts in the place of token ids")
         if token in found:
             raise invalid(
                 "logit_bias", f"expected each token once, found {token} twice"
@@ -181,11 +181,11 @@ def _ids(service: ChatService, prompt: str | list[str | int]) -> list[int]:
         if isinstance(part, int):
             ids.append(part)
         elif i == 0:
-            ids += service.text_ids(part, True, True).tolist()
+            ids += service.prompts.text_ids(part, True, True).tolist()
         else:
-            service.check_fits([Segment(part)], False)
+            service.prompts.check_fits([Segment(part)], False)
             ids += service.tokenizer.encode(part, True)
-    found: list[int] = service.text_ids(ids).tolist()
+    found: list[int] = service.prompts.text_ids(ids).tolist()
     return found
 
 

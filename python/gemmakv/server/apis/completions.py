@@ -29,7 +29,7 @@ from gemmakv.server.apis.prompt_logprobs import (
 )
 from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.streams import SSE, Reply, answer
-from gemmakv.server.service.errors import invalid, missing, unexpected
+from gemmakv.server.service.errors import invalid, unexpected, unsupported
 from gemmakv.server.service.events import (
     Called,
     Event,
@@ -58,7 +58,7 @@ class CompletionBody(CompletionFields):
         if self.logprobs is not None:
             found |= {"logprobs": True, "top_logprobs": self.logprobs}
         if self.best_of not in (None, self.n or 1):
-            raise missing("best_of", "a choice among more than n")
+            raise unsupported("best_of", "a choice among more than n")
         return found
 
 
@@ -88,7 +88,7 @@ async def completions(call: CallDep, body: CompletionBody) -> Response:
     options, n = body.options(), body.n or 1
     call.names = body.names()
     prompts = _prompts(body.prompt)
-    call.service.check_rows(len(prompts), n)
+    call.service.checks.check_rows(len(prompts), n)
     tops = (body.prompt_top(), body.logprobs if body.echo else None)
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),

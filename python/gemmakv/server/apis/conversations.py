@@ -37,8 +37,8 @@ from gemmakv.server.apis.routing import router
 from gemmakv.server.apis.sessions import with_turns
 from gemmakv.server.service.errors import (
     RequestError,
+    error_of_value,
     invalid,
-    of_value_error,
     unexpected,
 )
 
@@ -230,7 +230,7 @@ async def delete_item(
                 "item_id",
                 "expected an item that has no reply so far: what the model "
                 "has read, and what it replied, is never changed",
-                "item_has_reply",
+                code="item_has_reply",
             )
         return _pending(after)
 
@@ -255,7 +255,7 @@ def _shown(session: SessionInfo) -> Conversation:
 async def _with_items(
     call: Call, conversation: str
 ) -> tuple[SessionInfo, list[dict[str, Any]]]:
-    """The session, and its items, the oldest first."""
+    """Gives the session, and its items, the oldest first."""
     history = kept(call)
     call.names = _NAMES
     session, turns = await with_turns(call, history, conversation)
@@ -303,7 +303,7 @@ def _new_items(
         try:
             messages_of(read.messages)
         except ValueError as error:
-            raise of_value_error(error) from None
+            raise error_of_value(error) from None
     return found
 
 
@@ -317,7 +317,7 @@ def _new_item(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pending(items: list[dict[str, Any]]) -> Pending | None:
-    """Items as a session keeps them."""
+    """Makes items as a session keeps them."""
     read = InputMessages()
     for item in items:
         read.take(item, "items")
@@ -325,7 +325,7 @@ def _pending(items: list[dict[str, Any]]) -> Pending | None:
 
 
 def _note_include(call: Call) -> None:
-    """Items are always whole: `include` adds nothing."""
+    """Notes that `include` is ignored: items are always whole."""
     asked = QueryParams(call.scope["query_string"])
     if any(name in ("include", "include[]") for name in asked):
         call.ignored = [*call.ignored, "include"]

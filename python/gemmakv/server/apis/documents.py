@@ -314,7 +314,7 @@ def check_goes_on(
     coming = coming or [{"role": "user", "content": "A"}]
     if last.basis == history.basis and last.system == (system or None):
         more = continuation(
-            service.template,
+            service.prompts.template,
             service.tokenizer,
             messages_of([last.reply])[0],
             messages_of(coming),
@@ -338,7 +338,7 @@ def check_goes_on(
         service.gemma.apply_chat_template(
             [*said, *coming],
             tools=last.tools or None,
-            template=service.template,
+            template=service.prompts.template,
         )
     except (ValueError, GemmaKVError) as error:
         words = _PLACE.sub(

@@ -9,8 +9,8 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from gemmakv.server.apis.call import CALL, Call, JsonResponse
-from gemmakv.server.service.chat import TOO_LONG
 from gemmakv.server.service.errors import RequestError
+from gemmakv.server.service.prompts import TOO_LONG
 
 
 class ErrorBody(BaseModel):

@@ -41,7 +41,7 @@ async def health(call: CallDep) -> Response:
     history = history_of(service)
     warnings: list[str] = []
     if history is not None:
-        warnings = await service.aside(history.health)
+        warnings = await service.threads.run_waiting(history.health)
     found = {"status": "ok", **({"warnings": warnings} if warnings else {})}
     return JsonResponse(found)
 

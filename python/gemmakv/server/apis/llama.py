@@ -17,10 +17,10 @@ from gemmakv.server.apis.routing import router
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
-    missing,
     unexpected,
+    unsupported,
 )
-from gemmakv.server.service.requests import parted
+from gemmakv.server.service.requests import split_reply
 from gemmakv.tokenizers._tokenizer import with_bos
 
 ROUTER = router()
@@ -89,7 +89,7 @@ async def tokenize(call: CallDep, body: TokenizeBody) -> Response:
             ids = [{"id": i, "piece": _piece(call, i)} for i in ids]
         return ids
 
-    found = await service.on_texts(tokens, body.content)
+    found = await service.threads.run_texts(tokens, body.content)
     return JsonResponse({"tokens": found})
 
 
@@ -99,12 +99,18 @@ async def _tokens_for_vllm(call: Call, body: TokenizeBody) -> Response:
     found: Any
     if body.messages is not None:
         if body.add_generation_prompt is False:
-            raise missing("add_generation_prompt", "a prompt without opening")
-        found = await service.chat_ids(body.messages, body.tools)
+            raise unsupported(
+                "add_generation_prompt", "a prompt without opening"
+            )
+        found = await service.prompts.chat_ids(body.messages, body.tools)
     elif body.add_special_tokens is False:
-        found = await service.on_texts(service.tokenizer.encode, body.prompt)
+        found = await service.threads.run_texts(
+            service.tokenizer.encode, body.prompt
+        )
     else:
-        found = await service.on_texts(service.text_ids, body.prompt)
+        found = await service.threads.run_texts(
+            service.prompts.text_ids, body.prompt
+        )
     ids = [int(token) for token in found]
     pieces = [service.tokenizer.piece_of(token) for token in ids]
     return JsonResponse(
@@ -123,7 +129,9 @@ async def detokenize(call: CallDep, body: DetokenizeBody) -> Response:
     call.check_model(body.model)
     service = call.service
     try:
-        text = await service.on_texts(service.tokenizer.decode, body.tokens)
+        text = await service.threads.run_texts(
+            service.tokenizer.decode, body.tokens
+        )
     except RequestError as error:
         words = error.message.removeprefix("ids: ")
         raise invalid("tokens", words) from None
@@ -150,20 +158,20 @@ async def tokenizer_info(call: CallDep) -> Response:
 async def apply_template(call: CallDep, body: TemplateBody) -> Response:
     call.takes(body)
     service = call.service
-    service.check_writes()
+    service.prompts.check_writes()
 
     def text() -> str:
-        said, begun = parted(body.messages, service.template)
+        said, begun = split_reply(body.messages, service.prompts.template)
         segments = render(
-            service.template,
+            service.prompts.template,
             messages_of(said),
             tools=body.tools,
             add_generation_prompt=True,
         )
         prompt = "".join(s.text for s in segments)
-        return prompt + service.begun_text(begun)
+        return prompt + service.prompts.begun_text(begun)
 
-    return JsonResponse({"prompt": await service.in_pool(text)})
+    return JsonResponse({"prompt": await service.threads.run(text)})
 
 
 @ROUTER.get("/props", summary="What is served, and how")
@@ -188,8 +196,10 @@ async def props(call: CallDep) -> Response:
             "endpoint_props": False,
             "endpoint_metrics": True,
             "chat_template": service.gemma.chat_template or "",
-            "chat_template_name": service.template.name,
-            "chat_template_caps": {"supports_thinking": service.can_think},
+            "chat_template_name": service.prompts.template.name,
+            "chat_template_caps": {
+                "supports_thinking": service.prompts.can_think
+            },
             "sessions": history_of(service) is not None,
             "bos_token": _special(call, service.gemma.config.bos_id),
             "eos_token": _special(call, service.gemma.config.eos_ids[0]),

@@ -141,7 +141,8 @@ def _model(call: Call, name: str) -> Model:
 
 def _codex_model(call: Call, name: str) -> dict[str, Any]:
     """Makes the entry of a model for Codex, which needs all of these fields."""
-    efforts = ("low", "medium", "high") if call.service.can_think else ()
+    can_think = call.service.prompts.can_think
+    efforts = ("low", "medium", "high") if can_think else ()
     return {
         "slug": name,
         "display_name": name,

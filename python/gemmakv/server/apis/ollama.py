@@ -27,10 +27,10 @@ from gemmakv.server.apis.unsupported import UNSUPPORTED
 from gemmakv.server.service.chat import ChatService
 from gemmakv.server.service.errors import (
     RequestError,
+    cannot_think,
     invalid,
-    missing,
-    thoughtless,
     unexpected,
+    unsupported,
 )
 from gemmakv.server.service.events import (
     Called,
@@ -39,7 +39,7 @@ from gemmakv.server.service.events import (
     Finished,
     Token,
 )
-from gemmakv.server.service.requests import ChatRequest, penalized
+from gemmakv.server.service.requests import ChatRequest, limit_penalties
 
 ROUTER = router()
 # No seconds, in a number or a text: 0, "0", "0s", "0h0m".
@@ -88,10 +88,10 @@ class Options(Body):
         if self.seed is not None:
             found["seed"] = seed_of(self.seed, "options.seed")
         last, name = self.repeat_last_n, "options.repeat_last_n"
-        found = penalized(found, last, name, LAST_TOKENS)
+        found = limit_penalties(found, last, name, LAST_TOKENS)
         if self.penalize_newline is False:
             # Line ends are not spared; without a penalty none is to spare.
-            penalized(found, 1, "options.penalize_newline", LAST_TOKENS)
+            limit_penalties(found, 1, "options.penalize_newline", LAST_TOKENS)
         return found
 
 
@@ -114,7 +114,7 @@ class BaseGenerateRequest(Body):
             return found
         for name, value in self.options.others.items():
             if value not in UNSUPPORTED.get(name, (value,)):
-                raise missing(f"options.{name}")
+                raise unsupported(f"options.{name}")
             found.append(f"options.{name}")
         return found
 
@@ -294,7 +294,7 @@ async def chat(call: CallDep, body: OllamaChatBody) -> Response:
         return JsonResponse(shape.loaded(body))
     for i, message in enumerate(body.messages):
         if message.images:
-            raise missing(f"messages[{i}].images")
+            raise unsupported(f"messages[{i}].images")
     call.names = _NAMES
     request = ChatRequest(
         tenant=call.owner_of(body.cache_salt),
@@ -420,9 +420,9 @@ def _capabilities(service: ChatService) -> list[str]:
     if service.gemma.config.bidirectional:
         return ["embedding"]
     found = ["completion"]
-    if call_form(service.template) is not None:
+    if call_form(service.prompts.template) is not None:
         found.append("tools")
-    if service.can_think:
+    if service.prompts.can_think:
         found.append("thinking")
     return found
 
@@ -432,8 +432,8 @@ def _think(call: Call, body: BaseGenerateRequest) -> bool | None:
     think = body.think
     if not think:
         return think
-    if not call.service.can_think:
-        raise thoughtless(
+    if not call.service.prompts.can_think:
+        raise cannot_think(
             "think", "false", "true" if think is True else brief(think)
         )
     return True

@@ -22,14 +22,18 @@ from gemmakv.server.apis.streams import COMMENT, SSE, Reply, Template, sse
 from gemmakv.server.apis.timings import timings
 from gemmakv.server.service.errors import (
     RequestError,
+    cannot_think,
     invalid,
-    missing,
-    thoughtless,
     unexpected,
+    unsupported,
 )
 from gemmakv.server.service.events import Ended, Finished
-from gemmakv.server.service.forms import FORM_FIELDS, stated_form
-from gemmakv.server.service.requests import ALIASES, aliased, penalized
+from gemmakv.server.service.forms import FORM_FIELDS, read_form
+from gemmakv.server.service.requests import (
+    ALIASES,
+    limit_penalties,
+    read_aliases,
+)
 
 DONE = b"data: [DONE]\n\n"
 _SEEDS = 1 << 64
@@ -61,10 +65,10 @@ class CompletionFields(OptionsBody):
         return (*super().taken, *ALIASES, *FORM_FIELDS, "repeat_last_n")
 
     def options(self) -> dict[str, Any]:
-        found, _ = aliased(self.others, super().options())
+        found, _ = read_aliases(self.others, super().options())
         last = self.others.get("repeat_last_n")
-        found = penalized(found, last, "repeat_last_n", LAST_TOKENS)
-        found |= stated_form({**self.others, **found})[0]
+        found = limit_penalties(found, last, "repeat_last_n", LAST_TOKENS)
+        found |= read_form({**self.others, **found})[0]
         if self.seed is not None:
             found["seed"] = seed_of(self.seed)
         return found
@@ -72,8 +76,8 @@ class CompletionFields(OptionsBody):
     def names(self) -> dict[str, str]:
         """Gives what the request calls its options, by our names."""
         options = super().options()
-        _, names = aliased(self.others, options)
-        return {**names, **stated_form({**self.others, **options})[1]}
+        _, names = read_aliases(self.others, options)
+        return {**names, **read_form({**self.others, **options})[1]}
 
     def prompt_top(self) -> int | None:
         """Gives vLLM's `prompt_logprobs`. Raises RequestError for a stream,
@@ -93,7 +97,7 @@ class CompletionFields(OptionsBody):
             )
         for name, value in self.stream_options.others.items():
             if value is not False:
-                raise missing(f"stream_options.{name[:60]}")
+                raise unsupported(f"stream_options.{name[:60]}")
 
 
 class PromptTokens(TypedDict):
@@ -219,7 +223,7 @@ def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
     effort = said.get("reasoning_effort")
     if effort is not None:
         wanted = thinks("reasoning_effort", effort)
-        if call.service.can_think:
+        if call.service.prompts.can_think:
             found["reasoning_effort"] = wanted
     given = said.get("thinking")
     if given is not None:
@@ -233,17 +237,17 @@ def think_of(call: Call, said: Mapping[str, Any]) -> bool | None:
     for name, value in (variables or {}).items():
         field = f"chat_template_kwargs.{name[:60]}"
         if name != "enable_thinking":
-            raise missing(field)
+            raise unsupported(field)
         if not isinstance(value, bool):
             raise unexpected(field, "true or false", value)
         found[field] = value
     if len(set(found.values())) > 1:
         raise invalid(min(found), f"expected as {max(found)} has it")
     for name, value in found.items():
-        if value and not call.service.can_think:
+        if value and not call.service.prompts.can_think:
             if name == "thinking":
-                raise thoughtless("thinking.type", "'disabled'", "'enabled'")
-            raise thoughtless(name, "false", "true")
+                raise cannot_think("thinking.type", "'disabled'", "'enabled'")
+            raise cannot_think(name, "false", "true")
     return next(iter(found.values()), None)
 
 

@@ -1,4 +1,4 @@
-"""What comes in with a response: items as messages, tools, formats."""
+"""The input of responses: its items as messages, its format."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gemmakv.server.apis.openai import thinks
 from gemmakv.server.apis.tools import arguments_of
 from gemmakv.server.service.errors import (
     invalid,
-    missing,
     unexpected,
+    unsupported,
 )
 
 # The fields of parts of a message that are texts, by the part's type.
@@ -43,12 +43,12 @@ def messages_in(given: str | list[dict[str, Any]]) -> InputMessages:
 class InputMessages:
     """Messages of input items. Calls become part of the message before them.
 
-    The types of items are an open set: of those that are unknown here, or
-    that say nothing to a model, the names are noted.
+    The types of items are an open set. Items of unknown types, and those that
+    say nothing to a model, are left out, and named in `ignored`.
 
     Attributes:
       messages: as the service has them.
-      names: what the client calls them and their calls.
+      names: the client's names for them and their calls.
       ignored: the items that were left out.
     """
 
@@ -119,7 +119,7 @@ _FIRST = re.compile(r"messages\[(\d+)\]")
 
 
 def shifted(names: Mapping[str, str]) -> dict[str, str]:
-    """Of messages after the instructions."""
+    """Gives the `names` of messages after the instructions."""
     found = {
         _FIRST.sub(lambda at: f"messages[{int(at[1]) + 1}]", ours): theirs
         for ours, theirs in names.items()
@@ -128,7 +128,8 @@ def shifted(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _parts_of_thought(item: Mapping[str, Any], where: str) -> list[str]:
-    """Of an item that another model may have made, without its text."""
+    """Gives the thoughts of an item; one that another model made may have none.
+    """
     content = item.get("content") or []
     if not isinstance(content, list):
         raise unexpected(f"{where}.content", "a list of parts", content)
@@ -149,7 +150,7 @@ def _content(given: Any, where: str) -> Any:
         kind = part.get("type") if isinstance(part, dict) else None
         name = _TEXTS.get(str(kind))
         if name is None:
-            raise missing(f"{where}[{i}].type", str(kind)[:60])
+            raise unsupported(f"{where}[{i}].type", str(kind)[:60])
         text = _text(part, name, f"{where}[{i}]")
         parts.append({"type": "text", "text": text})
     return parts
@@ -204,15 +205,18 @@ def _text(item: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def think_of(call: Call, given: Mapping[str, Any] | None) -> bool | None:
-    """Agents ask any model for some effort, also one that cannot think."""
+    """Says whether the model is to think; None if the request does not say.
+    Agents ask any model for some effort, also one that cannot think.
+    """
     effort = (given or {}).get("effort")
     if effort is None:
         return None
     wanted = thinks("reasoning.effort", effort)
-    return wanted if call.service.can_think else None
+    return wanted if call.service.prompts.can_think else None
 
 
 def format_of(given: Any) -> dict[str, Any]:
+    """Makes a `response_format` of `text.format`. Raises RequestError."""
     if not isinstance(given, dict):
         raise unexpected("text.format", "an object", given)
     if given.get("type") != "json_schema":

@@ -1,4 +1,4 @@
-"""What goes out of a response: turns and replies as its documents and items."""
+"""The output of responses: turns and replies as documents and items."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ CUSTOM = "custom_tools"  # among a turn's `params`: names of such tools
 
 
 def past_of_turn(turn: Turn) -> Past:
-    """What the request of a turn said, also of one of a chat request."""
+    """Gives the past with which a turn was asked for, also by a chat request.
+    """
     params = {
         "instructions": turn.system,
         "previous_response_id": turn.parent,
@@ -28,14 +29,15 @@ def past_of_turn(turn: Turn) -> Past:
 
 
 def said_in(turn: Turn) -> str:
-    """The text of a turn's answer: its reply without what the client had
-    begun it with.
+    """Gives the text of a turn's answer: its reply without the beginning that
+    the client wrote.
     """
     text: str = turn.reply.get("content") or ""
     return text[turn.params.get(BEGUN, 0) :]
 
 
 def output_items_of(turn: Turn) -> list[dict[str, Any]]:
+    """Makes the items of a turn's answer."""
     reply = turn.reply
     return items_of(
         turn.id,
@@ -49,7 +51,7 @@ def output_items_of(turn: Turn) -> list[dict[str, Any]]:
 
 
 def custom_calls_of(turns: Iterable[Turn]) -> set[str]:
-    """The ids of the calls of tools that take one text."""
+    """Collects the ids of the calls of tools that take one text."""
     return {
         call["id"]
         for turn in turns
@@ -63,8 +65,8 @@ def custom_calls_of(turns: Iterable[Turn]) -> set[str]:
 def input_items_of(
     turn: Turn, custom: Container[str] = ()
 ) -> list[dict[str, Any]]:
-    """What a turn was given, as items; `custom`: ids of calls of tools that
-    take one text.
+    """Makes the items that a turn was given; `custom`: ids of calls of tools
+    that take one text.
     """
     pending = turn.params.get(PENDING) or {"items": (), "messages": 0}
     found: list[dict[str, Any]] = [*pending["items"]]
@@ -130,8 +132,8 @@ def _message_text(message: Mapping[str, Any]) -> str:
     return found.text
 
 
-def of_turn(call: Call, turn: Turn) -> dict[str, Any]:
-    """The answer that it was."""
+def document_of_turn(call: Call, turn: Turn) -> dict[str, Any]:
+    """Makes the response that a turn was answered with."""
     past = past_of_turn(turn)
     return document_of(
         call,
@@ -153,7 +155,7 @@ def document_of(
     reason: str | None,
     usage: Mapping[str, int] | None,
 ) -> dict[str, Any]:
-    """A response; `reason` is None as long as it runs."""
+    """Makes a response; `reason` is None as long as it runs."""
     status = status_of(reason) if reason else "in_progress"
     session = params.get("session")
     cut = status == "incomplete"
@@ -193,6 +195,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def usage_of(given: Mapping[str, int]) -> dict[str, Any]:
+    """Makes the `usage` of a response, of the counts that a turn keeps."""
     taken, made = given["prompt_tokens"], given["completion_tokens"]
     return {
         "input_tokens": taken,
@@ -217,7 +220,9 @@ def items_of(
     entries: list[Any],
     custom: Container[str] = (),
 ) -> list[dict[str, Any]]:
-    """A reply as output items; `custom`: names of tools that take one text."""
+    """Makes the output items of a reply. `custom` names the tools that take
+    one text.
+    """
     found = []
     if reasoning:
         found.append(thought_item(id, 0, reasoning))
@@ -240,7 +245,7 @@ def items_of(
 
 
 def custom_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The call of a function with one text as that of a custom tool."""
+    """Makes the call of a custom tool, of a function's with one text."""
     return {
         "id": "ctc_" + item["call_id"].removeprefix("call_"),
         "type": "custom_tool_call",
@@ -280,7 +285,9 @@ def thought_item(response: str, number: int, text: str) -> dict[str, Any]:
 
 
 def without_bytes(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """As events of a text have them; its parts have the bytes, too."""
+    """Gives log-probabilities as events of a text have them; its parts have
+    the bytes, too.
+    """
     return [
         {
             "token": entry["token"],
@@ -295,7 +302,7 @@ def without_bytes(entries: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def with_parts(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A message whose text is a part, as answers have it."""
+    """Makes a message whose text is a part, as answers have it."""
     content = item["content"]
     if isinstance(content, str):
         part = {"type": "input_text", "text": content}

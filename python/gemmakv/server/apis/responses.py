@@ -1,4 +1,4 @@
-"""OpenAI's API: responses, which can be gone on from by their ids."""
+"""OpenAI's API: responses, whose ids later requests go on from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from fastapi import Query as QueryField
 from pydantic import Field
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 from typing_extensions import TypedDict
 
 from gemmakv.chat._tools import CallPart
@@ -36,11 +35,11 @@ from gemmakv.server.apis.response_items import (
     custom_calls_of,
     custom_item,
     document_of,
+    document_of_turn,
     input_items_of,
     items_of,
     message_id,
     message_item,
-    of_turn,
     output_items_of,
     past_of_turn,
     said_in,
@@ -56,6 +55,7 @@ from gemmakv.server.apis.routing import router, streams
 from gemmakv.server.apis.streams import (
     COMMENT,
     SSE,
+    EventStream,
     Pieces,
     Reply,
     answer,
@@ -114,7 +114,9 @@ class ResponseFields(Body):
 
 
 class InputTokensBody(ResponseFields):
-    """`max_output_tokens` is ours: what `truncation` makes room for."""
+    """The body of a count. Its `max_output_tokens`, which OpenAI has not, says
+    how much room `truncation` makes.
+    """
 
     input: str | list[dict[str, Any]] | None = None
     max_output_tokens: Whole | None = None
@@ -198,9 +200,9 @@ async def create(call: CallDep, body: ResponsesBody) -> Response:
         body,
         {"store": body.store},
         keeps,
-        _echoed(call, body, options),
+        _echo(call, body, options),
     )
-    given = await _resolved(call, body.input)
+    given = await _resolve(call, body.input)
     request, names = _request(call, body, given, past, options)
     request = dataclasses.replace(
         request, tenant=call.owner_of(body.cache_salt)
@@ -224,11 +226,11 @@ async def input_tokens(call: CallDep, body: InputTokensBody) -> Response:
     options = {}
     if body.max_output_tokens is not None:
         options["max_tokens"] = body.max_output_tokens
-    given = await _resolved(call, body.input or "")
+    given = await _resolve(call, body.input or "")
     request, names = _request(call, body, given, past, options)
     call.names = names
     count = await call.service.count(request)
-    call.service.check_length(count, True)
+    call.service.prompts.check_length(count, True)
     found: InputTokens = {
         "object": "response.input_tokens",
         "input_tokens": count,
@@ -242,13 +244,13 @@ async def input_tokens(call: CallDep, body: InputTokensBody) -> Response:
     summary="A conversation in fewer tokens, which the model sums up",
 )
 async def compact(call: CallDep, body: CompactBody) -> Response:
-    """What the user said stays as it is; the rest becomes a summary, in an
-    item that this server reads in the input of a response.
+    """Keeps the user's messages as they are, and sums up the rest, in an item
+    that this server reads in the input of a response.
     """
     call.takes(body)
     call.check_model(body.model)
     past = _past(call, body, {}, False, {})
-    given = await _resolved(call, body.input or [])
+    given = await _resolve(call, body.input or [])
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     asked = [*given, {"role": "user", "content": _SUM_UP}]
@@ -293,8 +295,8 @@ async def compact(call: CallDep, body: CompactBody) -> Response:
 async def input_items(
     call: CallDep, response: str, query: Annotated[ItemsQuery, QueryField()]
 ) -> Response:
-    """All that a response was given, also by the responses that it follows;
-    of these their output, too.
+    """Lists the input of a response, and before it the input and the output of
+    the responses that it follows.
     """
     history = kept(call)
     call.names = _ID
@@ -311,7 +313,7 @@ async def input_items(
 
 
 def page_of(items: list[dict[str, Any]], query: ItemsQuery) -> ItemList:
-    """A page of items, of which the oldest stands first."""
+    """Makes a page of items, of which the oldest stands first."""
     if query.order == "desc":
         items = items[::-1]
     if query.after is not None:
@@ -326,6 +328,7 @@ def page_of(items: list[dict[str, Any]], query: ItemsQuery) -> ItemList:
 
 
 def listed(shown: list[dict[str, Any]], more: bool) -> ItemList:
+    """Makes a page that shows these items."""
     return {
         "object": "list",
         "data": shown,
@@ -335,11 +338,11 @@ def listed(shown: list[dict[str, Any]], more: bool) -> ItemList:
     }
 
 
-async def _resolved(
+async def _resolve(
     call: Call, given: str | list[dict[str, Any]]
 ) -> str | list[dict[str, Any]]:
-    """The items of a request, with kept items in place of references. Raises
-    RequestError for a reference to what is not kept.
+    """Gives the items of a request, with kept items in place of references.
+    Raises RequestError for a reference to an item that is not kept.
     """
     if isinstance(given, str):
         return given
@@ -366,7 +369,7 @@ async def _kept_item(call: Call, id: str, where: str) -> dict[str, Any]:
     raise invalid(
         f"{where}.id",
         f"expected the id of an item that this server keeps, found {id[:60]!r}",
-        "item_not_found",
+        code="item_not_found",
     )
 
 
@@ -377,7 +380,9 @@ def _request(
     past: Past,
     options: dict[str, Any],
 ) -> tuple[ChatRequest, dict[str, str]]:
-    """What is read, and what the client calls its fields."""
+    """Makes the request to the service, and the client's names of its fields.
+    Raises RequestError.
+    """
     refuse_others("text", body.text, ("format", "verbosity"))
     format = (body.text or {}).get("format")
     if format is not None:
@@ -435,8 +440,14 @@ async def retrieve(
     call.names = _ID
     turn = await history.on(history.store.turns.get, owner_in(call), response)
     if not query.stream:
-        return JsonResponse(of_turn(call, turn))
-    return _Again(call, turn, query.starting_after)
+        return JsonResponse(document_of_turn(call, turn))
+    shape = _Response(call, past_of_turn(turn), False)
+
+    async def write(pieces: Pieces) -> bytes:
+        await pieces.write(shape.replay(turn, query.starting_after))
+        return b""
+
+    return EventStream(call, shape, write)
 
 
 @ROUTER.delete(
@@ -453,24 +464,6 @@ async def delete(call: CallDep, response: str) -> Response:
     )
 
 
-class _Again(Response):
-    """The stream of a response that is over."""
-
-    def __init__(self, call: Call, turn: Turn, after: int | None) -> None:
-        super().__init__(media_type=SSE)
-        self._call = call
-        self._turn = turn
-        self._after = after
-
-    async def __call__(
-        self, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        shape = _Response(self._call, past_of_turn(self._turn), False)
-        async with Pieces(self._call, send, SSE, COMMENT) as pieces:
-            await pieces.write(shape.again(self._turn, self._after))
-            await pieces.end()
-
-
 def _past(
     call: Call,
     body: ResponseFields,
@@ -478,8 +471,9 @@ def _past(
     keeps: bool,
     params: dict[str, Any],
 ) -> Past:
-    """What the request follows. `asks`: what else needs a server that keeps
-    conversations, if it is true; `keeps`: whether the turn is kept.
+    """Gives the past of a request. `asks` has other fields that need a server
+    which keeps conversations, if they are true; with `keeps` the turn is kept.
+    Raises RequestError.
     """
     session = body.session
     if body.conversation is not None:
@@ -521,10 +515,10 @@ def _conversation(given: str | dict[str, Any]) -> str:
     return id
 
 
-def _echoed(
+def _echo(
     call: Call, body: ResponsesBody, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What answers say of the request."""
+    """Gives the fields of the request that answers repeat."""
     defaults = {"temperature": 1.0, "top_p": 1.0, **call.service.defaults}
     defaults |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, **options}
     names = (
@@ -552,7 +546,7 @@ def _echoed(
 
 
 def _counted(ended: Ended) -> dict[str, int]:
-    """The tokens of a request."""
+    """Gives the counts of a request's tokens, as a turn keeps them."""
     return {
         "prompt_tokens": ended.prompt_tokens,
         "completion_tokens": ended.completion_tokens,
@@ -563,7 +557,7 @@ def _counted(ended: Ended) -> dict[str, int]:
 
 
 class _Response:
-    """The answer to one request."""
+    """The shape of an answer, and of a response that is over."""
 
     media_type = SSE
     ping = COMMENT
@@ -594,9 +588,9 @@ class _Response:
         assert isinstance(event, Ended)
         return self._ending(_counted(event))
 
-    def again(self, turn: Turn, after: int | None) -> bytes:
-        """The stream of a response that is over, its texts in one piece;
-        without events up to number `after`.
+    def replay(self, turn: Turn, after: int | None) -> bytes:
+        """Makes the stream of a response that is over, its texts in one piece,
+        without the events up to number `after`.
         """
         self._after = -1 if after is None else after
         reply = turn.reply
@@ -675,7 +669,7 @@ class _Response:
         return sse(said, kind)
 
     def _of_item(self, kind: str, **fields: Any) -> bytes:
-        """An event of the item that grows."""
+        """Makes an event of the item that grows."""
         assert self._open is not None
         place = {"output_index": len(self._output), "item_id": self._open["id"]}
         return self._event(kind, **place, **fields)
@@ -753,7 +747,9 @@ class _Response:
         return frames
 
     def _called_with_text(self, part: CallPart) -> bytes:
-        """The text of a custom tool is known once its call is whole."""
+        """Writes the call of a custom tool. Its text is known once the call is
+        whole.
+        """
         assert self._open is not None
         self._arguments += part.arguments
         if part.end is None:

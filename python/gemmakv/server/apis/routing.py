@@ -62,7 +62,7 @@ class BodyRequest(Request):
         service = self._call.running
         try:
             if len(data) > _POOL_BYTES and service is not None:
-                found = await service.in_pool(parse, data, *most)
+                found = await service.threads.run(parse, data, *most)
             else:
                 found = parse(data, *most)
             _check_count(found.get("messages"), limits.messages)

@@ -15,9 +15,9 @@ from gemmakv.server.apis.documents import Name, checked_name
 from gemmakv.server.apis.fields import Body, Query
 from gemmakv.server.apis.kept import kept, owner_in
 from gemmakv.server.apis.routing import router
-from gemmakv.server.service.chat import TOO_LONG
 from gemmakv.server.service.errors import RequestError
 from gemmakv.server.service.history import FIRST, SPENT, History
+from gemmakv.server.service.prompts import TOO_LONG
 
 ROUTER = router()
 _LISTED = 1_000  # characters of a `system` in lists
@@ -223,10 +223,11 @@ async def tree(
 async def take_in(call: CallDep, body: documents.Document) -> Response:
     history = kept(call)
     await _check_system(call, body.system)
-    turns, rendered = await history.in_pool(
+    run = call.service.threads.run
+    turns, rendered = await run(
         documents.read, body, owner_in(call), history
     )
-    await history.in_pool(documents.check_goes_on, turns, body.system, history)
+    await run(documents.check_goes_on, turns, body.system, history)
     found = await history.create(
         owner_in(call), checked_name(body.name), body.system or None, turns
     )
@@ -243,7 +244,7 @@ async def take_in(call: CallDep, body: documents.Document) -> Response:
 async def export(call: CallDep, session: str) -> Response:
     history = kept(call)
     found, turns = await with_turns(call, history, session, tokens=True)
-    document = await history.in_pool(documents.written, found, turns)
+    document = await call.service.threads.run(documents.written, found, turns)
     return JsonResponse(document)
 
 
@@ -345,7 +346,7 @@ async def _check_system(call: Call, system: str | None) -> None:
             return least, "at least "
         return len(service.tokenizer.encode(text)), ""
 
-    found, exactly = await service.on_texts(count, system or "")
+    found, exactly = await service.threads.run_texts(count, system or "")
     if found > most:
         raise RequestError(
             400,

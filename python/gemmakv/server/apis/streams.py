@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -63,6 +64,7 @@ class Reply:
         self.prompt_logprobs: Sequence[PromptLogprobs] = ()
 
     async def take(self, event: Event) -> None:
+        """Adds an event."""
         if isinstance(event, Started):
             self.dropped_messages = event.dropped_messages
             self.prompt_logprobs = event.prompt_logprobs
@@ -96,47 +98,61 @@ async def answer(
     """
     call.request = request
     if streamed:
-        return EventStream(call, request, shape)
+        run = functools.partial(_run, call, request, shape)
+        return EventStream(call, shape, run)
     reply = Reply()
     whole = dataclasses.replace(request, streamed=False)
     await call.service.run(whole, reply.take)
     return JsonResponse(shape.whole(reply))
 
 
-class EventStream(Response):
-    """A stream that runs its request as it is sent.
-
-    An error before the first bytes is raised, and answered as any other. A
-    later one is an event of the stream.
+async def _run(
+    call: Call, request: ChatRequest, shape: Shape, pieces: Pieces
+) -> bytes:
+    """Runs a request, whose events are written as they come. Gives the last
+    bytes: an error is an event of the stream, once that has begun. Raises
+    RequestError before that.
     """
 
-    def __init__(self, call: Call, request: ChatRequest, shape: Shape) -> None:
+    async def emit(event: Event) -> None:
+        await pieces.write(shape.frames(event))
+
+    try:
+        await call.service.run(request, emit)
+    except RequestError as error:
+        if not call.status:
+            raise
+        call.rename(error)
+        call.error = error
+        if not pieces.said or pieces.stuck:  # it only waited
+            call.reject(error)
+        return shape.failure(error)
+    return b""
+
+
+class EventStream(Response):
+    """A stream that `write` writes as it is sent; it gives the last bytes.
+
+    An error before the first bytes is raised, and answered as any other.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        shape: Shape,
+        write: Callable[[Pieces], Awaitable[bytes]],
+    ) -> None:
         super().__init__(media_type=shape.media_type)
         self._call = call
-        self._request = request
         self._shape = shape
+        self._write = write
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
         call, shape = self._call, self._shape
         async with Pieces(call, send, shape.media_type, shape.ping) as pieces:
-
-            async def emit(event: Event) -> None:
-                await pieces.write(shape.frames(event))
-
-            try:
-                await call.service.run(self._request, emit)
-            except RequestError as error:
-                if not call.status:
-                    raise
-                call.rename(error)
-                call.error = error
-                if not pieces.said or pieces.stuck:  # it only waited
-                    call.reject(error)
-                await pieces.end(shape.failure(error))
-            else:
-                await pieces.end()
+            await pieces.end(await self._write(pieces))
 
 
 class Pieces:
@@ -264,11 +280,11 @@ class Template:
 
 
 def sse(data: Any, event: str = "") -> bytes:
-    """A frame of server-sent events."""
+    """Makes a frame of server-sent events."""
     head = f"event: {event}\n".encode() if event else b""
     return head + b"data: " + to_json(data) + b"\n\n"
 
 
 def ndjson(data: Any) -> bytes:
-    """A line of JSON."""
+    """Makes a line of JSON."""
     return to_json(data) + b"\n"

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gemmakv.server.service.errors import missing, refuse_others, unexpected
+from gemmakv.server.service.errors import refuse_others, unexpected, unsupported
 
 _INPUT = "input"  # the argument of a custom tool
 _FIELDS = ("name", "description", "parameters", "strict")
@@ -107,8 +107,8 @@ def read_tools(
 def _choice(
     given: str | Mapping[str, Any] | None, flat: bool
 ) -> tuple[Sequence[str] | None, str | Mapping[str, Any] | None]:
-    """Names of the tools that may be called, None for all; and which are to
-    be called, as the service has it.
+    """Gives the names of the tools that may be called, None for all, and the
+    choice among them, as the service has it.
     """
     if given is None or isinstance(given, str):
         return None, given
@@ -129,7 +129,7 @@ def _choice(
         return None, _name_in(given)
     if kind != "function":
         if flat:
-            raise missing("tool_choice.type", str(kind)[:60])
+            raise unsupported("tool_choice.type", str(kind)[:60])
         return None, given
     if "name" in given:
         refuse_others("tool_choice", given, ("type", "name"))
@@ -141,7 +141,7 @@ def _choice(
 
 
 def _name_in(tool: Any) -> str:
-    """The name of a tool, flat or not."""
+    """Gives the name of a tool, flat or not."""
     if not isinstance(tool, Mapping):
         return ""
     inner = tool.get(str(tool.get("type")))
@@ -150,13 +150,13 @@ def _name_in(tool: Any) -> str:
 
 
 def arguments_of(text: str) -> str:
-    """The arguments of a custom tool that is called with a text, as JSON."""
+    """Writes the arguments of a custom tool's call with a text, as JSON."""
     return json.dumps({_INPUT: text}, ensure_ascii=False)
 
 
 def text_of(arguments: str) -> str:
-    """The text that a custom tool is called with; where its arguments are not
-    whole, what there is of them.
+    """Gives the text that a custom tool is called with; where its arguments
+    are not whole, their beginning.
     """
     try:
         found = json.loads(arguments)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gemmakv.server.service.errors import missing
+from gemmakv.server.service.errors import unsupported
 
 # The order of samplers that llama-server has by default, of several versions;
 # its page sends it with each request.
@@ -112,4 +112,4 @@ def check_supported(
         if harmless is not None and value is not None and (
             value not in harmless
         ):
-            raise missing(name)
+            raise unsupported(name)

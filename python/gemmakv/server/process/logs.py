@@ -43,8 +43,8 @@ class JsonLog(logging.Formatter):
 def set_up_logs(
     log_format: str, worker: int | None = None, uvicorn: int = logging.ERROR
 ) -> None:
-    """Has the server and uvicorn log on stderr. Of uvicorn's lines those count
-    that have at least the level `uvicorn`: its warnings are about requests.
+    """Makes the server and uvicorn log on stderr, uvicorn from the level
+    `uvicorn` on: its warnings are about requests.
     """
     handler = logging.StreamHandler()
     if log_format == "json":

@@ -2,7 +2,7 @@
 
 uvicorn has the connections, the signals and the workers. `_Process` stands
 between it and the application: it loads the model while requests are told so,
-and has what runs end in time when the server is told to stop.
+and ends what runs in time when the server is told to stop.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PATIENCE_S = 10.0  # after the time that draining may take
 
 
 class Setup(Protocol):
-    """What a server serves. Workers get pickled copies of it."""
+    """The maker of a server's service. Workers get pickled copies of it."""
 
     def load(self, check: Callable[[], None]) -> Gemma:
         """Loads the model, on a thread; calls `check` now and then, which may
@@ -53,17 +53,17 @@ class Setup(Protocol):
         """
 
     def make_service(self, gemma: Gemma, mark: str) -> ChatService:
-        """Makes what serves the model, on the event loop. What it leases
-        begins with `mark`, which is that of a former process in its place.
+        """Makes the service of the model, on the event loop. Its leases begin
+        with `mark`, which is that of a former process in its place.
         """
 
     def close(self) -> None:
-        """Closes what the others opened, if anything."""
+        """Closes the files and folders that the other functions opened."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-    """How several processes serve.
+    """The processes that serve.
 
     Attributes:
       count: the number of them.
@@ -327,8 +327,8 @@ class _Process:
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
-        """Has everything that is here end by itself, or when the time is over.
-        uvicorn waits a little longer, for answers to be sent.
+        """Lets the requests that are here end by themselves, until the time is
+        over. uvicorn waits a little longer, for answers to be sent.
         """
         seconds = self._settings.drain_timeout
         last_s = self._settings.limits.last_s

@@ -12,10 +12,10 @@ _HEAD = b"gemmakv server secret 1\n"
 
 
 def read_or_make(path: str) -> bytes:
-    """The secret of a file, 32 bytes; the file is made if there is none.
+    """Reads the secret of a file, 32 bytes; makes the file if there is none.
 
-    Raises ValueError for a file that is none of ours, or that others may
-    read, OSError.
+    Raises ValueError for a file that no server made, or that others may read;
+    OSError.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -32,7 +32,7 @@ def read_or_make(path: str) -> bytes:
 
 
 def _make(path: str) -> None:
-    """Whole, or not at all; another process may be quicker."""
+    """Makes the file, whole or not at all; another process may be quicker."""
     part = f"{path}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(part, flags, 0o600)

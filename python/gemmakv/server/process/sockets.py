@@ -16,8 +16,9 @@ BACKLOG = 1024  # connections that wait to be accepted
 
 @contextlib.contextmanager
 def bound(settings: Settings) -> Iterator[socket.socket]:
-    """A block with a socket that listens, whose file goes at the end if it has
-    one, in the process that made it. Raises OSError naming the address.
+    """Holds a socket that listens while the body runs. Its file, if it has
+    one, is removed at the end, in the process that made it. Raises OSError
+    naming the address.
     """
     if not settings.is_path:
         yield bind(settings)
@@ -39,7 +40,7 @@ def bound(settings: Settings) -> Iterator[socket.socket]:
 
 
 def _bind_path(path: str, shared: bool) -> socket.socket:
-    """A Unix socket that listens. Its mode is what the umask leaves; without
+    """Makes a Unix socket that listens. Its mode follows the umask; without
     keys (`shared` is false) others than its user and group never reach it.
     """
     found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -81,7 +82,7 @@ def _remove_stale(path: str) -> None:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A socket that listens. Raises OSError naming the address."""
+    """Makes a socket that listens. Raises OSError naming the address."""
     host, port = settings.host, settings.port
     try:
         family, kind, proto, _, address = socket.getaddrinfo(

@@ -1,8 +1,8 @@
 """Several processes that serve one socket, under uvicorn's supervisor.
 
 The supervisor loads nothing. It starts the workers, tells them to stop, and
-replaces those that end or hang. What the processes know of each other is in
-files of one folder, most of it as locks, which end with whoever holds them:
+replaces those that end or hang. The processes tell each other by files of one
+folder, most of them locks, which end with the process that holds them:
 
 - `place-N`: locked by the worker whose number is N; it has the worker's pid.
 - `loading`: locked by the worker that loads the model: one after the other,
@@ -45,7 +45,8 @@ class Worker:
 
     Attributes:
       index: its number, the lowest that was free.
-      mark: what this worker, and whoever had its place, owns begins with.
+      mark: the beginning of the names of what this worker owns, and owned the
+        worker that had its place before.
     """
 
     def __init__(self, folder: Path, workers: int) -> None:
@@ -92,8 +93,8 @@ class Worker:
             return file.tell() == self._workers
 
     def say_failed(self, error: Exception) -> None:
-        """Has the supervisor raise an error, once this process has ended with
-        uvicorn's code for that.
+        """Makes the supervisor raise an error, once this process has ended
+        with uvicorn's code for that.
         """
         try:
             data = pickle.dumps(error)
@@ -132,7 +133,7 @@ def supervise(config: uvicorn.Config, sock: socket.socket, folder: Path) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else hang_up)
 
     def close() -> None:
-        """Has new connections refused as soon as no worker accepts them."""
+        """Refuses new connections as soon as no worker accepts them."""
         supervisor.should_exit.wait()
         sock.close()
 

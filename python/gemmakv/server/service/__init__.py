@@ -1,1 +1,1 @@
-"""What requests to the model come to. Knows no HTTP."""
+"""The service: runs requests to the model. Knows no HTTP."""

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 
-from gemmakv.server.service.errors import RequestError
+from gemmakv.server.service.errors import RequestError, too_late
 
 _MEMORY = 64  # requests that the drain rate is measured by
 _LONGEST_S = 120  # clients do not wait longer
@@ -54,7 +54,7 @@ class Admission:
         )
 
     def waits(self, rows: int) -> bool:
-        """Whether a request of so many rows would wait now."""
+        """Says whether a request of so many rows would wait now."""
         return bool(self._waiting) or self.running + rows > self.max_running
 
     @contextlib.asynccontextmanager
@@ -120,12 +120,7 @@ class Admission:
                 self._forget(tenant, waiter)
             self._admit()
             if isinstance(error, TimeoutError):
-                raise RequestError(
-                    503,
-                    "deadline: it passed while the request waited for others",
-                    param="deadline",
-                    code="deadline_exceeded",
-                ) from None
+                raise too_late("while the request waited for others") from None
             raise
 
     def _make_room(self, tenant: str) -> None:
@@ -202,6 +197,7 @@ class _Waiter:
 
 
 def stopping() -> RequestError:
+    """Makes the error of a request that a server refuses as it stops."""
     return RequestError(
         503, "the server stops", code="server_stopping", retry_after=5
     )

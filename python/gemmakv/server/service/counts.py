@@ -26,6 +26,7 @@ from gemmakv.generation._prefix import ModelPrefixCache
 from gemmakv.generation._profile import PhaseProfile
 from gemmakv.generation._threads import ThreadPlacement
 from gemmakv.server.service.admission import Admission
+from gemmakv.server.service.events import Ended
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's variable
 _SECONDS = (
@@ -94,6 +95,16 @@ class Counts:
         self._copy_engine(admission, model)
         if model.prefix_cache is not None:
             self._copy_prefix_cache(model.prefix_cache)
+
+    def add(self, label: str, event: Ended) -> None:
+        """Adds the tokens of a request that has ended."""
+        self.prompt_tokens.labels(key=label).inc(event.prompt_tokens)
+        self.cached_tokens.labels(key=label).inc(event.cached_tokens)
+        self.completion_tokens.labels(key=label).inc(event.completion_tokens)
+        self.drafted_tokens.inc(event.drafted)
+        self.accepted_tokens.inc(event.accepted)
+        if event.miss_reason:
+            self.misses.labels(reason=event.miss_reason).inc()
 
     def refresh(self) -> None:
         """Copies the numbers that the engine counts."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gemmakv.conversations import (
     NoResponse,
@@ -14,7 +15,7 @@ from gemmakv.conversations import (
     StoreClosed,
     StoreError,
 )
-from gemmakv.errors import brief, one_line
+from gemmakv.errors import CacheFullError, GemmaKVError, brief, one_line
 from gemmakv.generation._schema_check import SchemaError
 
 # "max_tokens: expected ...", "messages[0].role: ..."
@@ -67,7 +68,7 @@ def unexpected(param: str, expected: str, found: object) -> RequestError:
     return invalid(param, f"expected {expected}, found {has}")
 
 
-def missing(param: str, what: str = "") -> RequestError:
+def unsupported(param: str, what: str = "") -> RequestError:
     """Makes the error of a field that asks for what the server does not do."""
     return invalid(
         param,
@@ -76,7 +77,7 @@ def missing(param: str, what: str = "") -> RequestError:
     )
 
 
-def thoughtless(param: str, expected: str, found: str) -> RequestError:
+def cannot_think(param: str, expected: str, found: str) -> RequestError:
     """Makes the error of a field that asks a model to think that cannot."""
     return invalid(
         param,
@@ -93,10 +94,10 @@ def refuse_others(field: str, value: object, known: Sequence[str]) -> None:
         return
     for name, one in value.items():
         if name not in known and one is not None and one is not False:
-            raise missing(f"{field}.{str(name)[:60]}")
+            raise unsupported(f"{field}.{str(name)[:60]}")
 
 
-def of_store(error: StoreError) -> RequestError:
+def error_of_store(error: StoreError) -> RequestError:
     """Makes a request's error of an error of the database of sessions."""
     status, code = 503, error.code
     if isinstance(error, (NoResponse, NoSession, NoTurn)):
@@ -115,7 +116,7 @@ def of_store(error: StoreError) -> RequestError:
     )
 
 
-def of_value_error(error: ValueError) -> RequestError:
+def error_of_value(error: ValueError) -> RequestError:
     """Makes a request's error of one of the library's, which begins with the
     argument's name.
     """
@@ -124,3 +125,34 @@ def of_value_error(error: ValueError) -> RequestError:
         return RequestError(400, message, param=error.field)
     named = _NAMED.match(message)
     return RequestError(400, message, param=named[1] if named else None)
+
+
+@contextlib.contextmanager
+def library_errors() -> Iterator[None]:
+    """Makes requests' errors of the library's that the body raises."""
+    try:
+        yield
+    except CacheFullError as error:
+        raise out_of_memory(one_line(error)) from error
+    except ValueError as error:
+        raise error_of_value(error) from error
+    except GemmaKVError as error:
+        # A template that cannot express the messages.
+        raise RequestError(400, one_line(error)) from error
+
+
+def out_of_memory(message: str) -> RequestError:
+    """Makes the error of a request that found no memory."""
+    return RequestError(503, message, code="out_of_memory", retry_after=5)
+
+
+def too_late(when: str) -> RequestError:
+    """Makes the error of a request whose time was over; `when` says what it
+    was still waiting for.
+    """
+    return RequestError(
+        503,
+        f"deadline: it passed {when}",
+        param="deadline",
+        code="deadline_exceeded",
+    )

@@ -17,8 +17,8 @@ from gemmakv.generation._grammar import Grammar
 from gemmakv.server.service.errors import (
     RequestError,
     invalid,
-    missing,
     unexpected,
+    unsupported,
 )
 
 _OUTPUTS = "structured_outputs"
@@ -40,7 +40,7 @@ FORM_FIELDS = (
 )  # fmt: skip
 
 
-def stated_form(
+def read_form(
     fields: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Makes the option for a form that `fields` state by `FORM_FIELDS`, and
@@ -65,7 +65,7 @@ def stated_form(
     if others:
         raise invalid(others[0], f"expected it or {name}, found both")
     if name not in _KINDS:
-        raise missing(name)
+        raise unsupported(name)
     for option in ("response_format", "grammar"):
         if fields.get(option) not in (None, "", {"type": "text"}):
             raise invalid(name, f"expected it or {option}, found both")
@@ -103,7 +103,7 @@ def _option(
 
 
 def _schema(name: str, value: Any) -> Any:
-    """A schema, or the one that a text has."""
+    """Gives a schema, read if it is a text. Raises RequestError."""
     if isinstance(value, str):
         try:
             value = loads(name, value, unique=False, finite=True)

@@ -1,5 +1,5 @@
-"""Conversations that the server keeps: what their next turns begin with, and
-what is kept of these. Knows no HTTP.
+"""The conversations that the server keeps: makes the prompts of their next
+turns, and keeps these turns. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from gemmakv.conversations import (
 )
 from gemmakv.generation._prompts import TokenArray
 from gemmakv.generation._result import ToolCall
-from gemmakv.server.service.chat import TOO_LONG, ChatService
-from gemmakv.server.service.errors import RequestError, invalid, of_store
+from gemmakv.server.service.chat import ChatService
+from gemmakv.server.service.errors import RequestError, error_of_store, invalid
 from gemmakv.server.service.events import (
     Called,
     Emit,
@@ -40,7 +40,8 @@ from gemmakv.server.service.events import (
     Finished,
     Token,
 )
-from gemmakv.server.service.requests import ChatRequest, Past, Tenant, parted
+from gemmakv.server.service.prompts import TOO_LONG
+from gemmakv.server.service.requests import ChatRequest, Past, Tenant
 
 if TYPE_CHECKING:
     from gemmakv.conversations._store import Conversations
@@ -64,12 +65,12 @@ class History:
     def __init__(
         self, service: ChatService, store: Conversations, mark: str = ""
     ) -> None:
-        """`mark`: what this process's leases begin with. Those of one that
+        """The leases of this process begin with `mark`. Those of one that
         ended with the same mark are free at once.
         """
         self.store = store
         self._mark = mark
-        self._service = service
+        self.service = service
         self._pool = ThreadPoolExecutor(1, "gemmakv-store")
         self._closed = False
         self._failure = ""  # of the last write
@@ -77,7 +78,7 @@ class History:
             str(number): store.tenant_of(key)
             for number, key in enumerate(service.settings.api_keys, 1)
         }
-        template = service.template
+        template = service.prompts.template
         parts = (
             service.gemma.fingerprint,
             template.name,
@@ -91,7 +92,7 @@ class History:
             store.leases.release_all(mark)
 
     async def on(self, function: Callable[..., _T], *args: Any) -> _T:
-        """A call of the store, off the event loop. Raises RequestError."""
+        """Calls the store, off the event loop. Raises RequestError."""
         return await asyncio.wrap_future(self._submit(function, *args))
 
     async def create(
@@ -106,15 +107,16 @@ class History:
         """Makes a session, of this model. Raises RequestError."""
         create = functools.partial(
             self.store.sessions.create,
-            model=self._service.gemma.weights_fingerprint,
+            model=self.service.gemma.weights_fingerprint,
             metadata=metadata,
             pending=pending,
         )
         return await self.on(create, owner, name, system, turns)
 
     def _submit(self, function: Callable[..., _T], *args: Any) -> Future[_T]:
-        """All wait for another process that writes at the same time, not one
-        after the other. Raises RequestError once it is closed.
+        """Calls the store on its thread. Calls wait together, not one after
+        the other, for another process that writes at the same time. Raises
+        RequestError once the store is closed.
         """
         if self._closed:
             raise RequestError(
@@ -128,14 +130,14 @@ class History:
             try:
                 return function(*args)
             except StoreError as error:
-                raise of_store(error) from error
+                raise error_of_store(error) from error
             finally:
                 self._note_failure()
 
         return self._pool.submit(called)
 
     def _note_failure(self) -> None:
-        """Has the log say so where writing began to fail, or to succeed."""
+        """Logs that writing began to fail, or to succeed."""
         before = self._failure
         self._failure = self.store.database.failure
         if self._failure and not before:
@@ -150,21 +152,23 @@ class History:
             )
 
     def health(self) -> list[str]:
-        """What an operator is to know of the store; waits for none of its
-        calls. Raises RequestError where it needs another start.
+        """Gives the warnings about the store for its operator; waits for none
+        of its calls. Raises RequestError where it needs another start.
         """
         try:
             self.store.database.check_place()
         except StoreError as error:
-            raise of_store(error) from error
+            raise error_of_store(error) from error
         return self.store.database.warnings()
 
     def owner(self, tenant: Tenant) -> str:
-        """What records call a tenant."""
+        """Gives the name of a tenant in records."""
         return self._tenants.get(tenant.label, "")
 
     def close(self) -> None:
-        """Waits for what is being written. Requests may be there still."""
+        """Closes the store, after what is being written. There may be requests
+        still.
+        """
         self._closed = True
         self._pool.shutdown()
         self.store.close()
@@ -173,28 +177,19 @@ class History:
     async def turn(
         self, request: ChatRequest, emit: Emit
     ) -> AsyncIterator[tuple[ChatRequest, Emit]]:
-        """A turn that runs inside: the request with its tokens, and an `emit`
-        that keeps the turn before it tells of its end.
+        """Holds the turn of a request while the body runs it. Yields the
+        request with its tokens, and an `emit` that keeps the turn before it
+        tells of its end.
 
-        Of one whose body raises, or is cancelled, nothing is kept.
+        Nothing is kept of a turn whose body raises, or is cancelled.
         """
-        past = request.past
-        assert past is not None and request.messages is not None
         if request.n != 1:
             raise invalid(
                 "n", f"expected 1 in a conversation, found {request.n}"
             )
-        messages_of(request.messages)
-        owner = self.owner(request.tenant)
+        past, owner = self._check(request)
         async with self._leased(owner, past) as (lease, session):
-            line, replaced = await self._line(owner, past, session)
-            system = past.system
-            if session is not None and system is None:
-                system = session.system
-            pending = _pending_of(past, session)
-            work = _Work(self, request, line, system, pending)
-            if replaced is not None:
-                work.go_on_with(replaced)
+            work, line = await self._begin(request, owner, past, session)
             await work.fit()
 
             async def keeping(event: Event) -> None:
@@ -214,36 +209,52 @@ class History:
             yield fitting, keeping
 
     async def ids(self, request: ChatRequest) -> TokenArray:
-        """Token ids of the prompt that a turn would have. Waits for no other
-        turn.
+        """Gives the token ids of the prompt that a turn would have. Waits for
+        no other turn.
         """
-        past = request.past
-        assert past is not None and request.messages is not None
-        messages_of(request.messages)
-        owner = self.owner(request.tenant)
+        past, owner = self._check(request)
         session = None
         if past.session is not None:
             session = await self.on(
                 self.store.sessions.get, owner, past.session
             )
-        line, _ = await self._line(owner, past, session)
+        work, _ = await self._begin(request, owner, past, session)
+        if request.truncate:
+            await work.fit()
+        else:
+            await work.make_prompt()
+        return work.ids
+
+    def _check(self, request: ChatRequest) -> tuple[Past, str]:
+        """Checks a request's messages; gives its past, and its owner."""
+        assert request.past is not None and request.messages is not None
+        messages_of(request.messages)
+        return request.past, self.owner(request.tenant)
+
+    async def _begin(
+        self,
+        request: ChatRequest,
+        owner: str,
+        past: Past,
+        session: SessionInfo | None,
+    ) -> tuple[_Work, list[Turn]]:
+        """Begins the turn of a request; gives the turns before it, too."""
+        line, replaced = await self._line(owner, past, session)
         system = past.system
         if session is not None and system is None:
             system = session.system
         pending = _pending_of(past, session)
         work = _Work(self, request, line, system, pending)
-        if request.truncate:
-            await work.fit()
-        else:
-            await work.prompt()
-        return work.ids
+        if replaced is not None:
+            work.go_on_with(replaced)
+        return work, line
 
     async def _line(
         self, owner: str, past: Past, session: SessionInfo | None
     ) -> tuple[list[Turn], Turn | None]:
-        """The turn that the request comes after, and of a response those
-        before it, too: they may be deleted meanwhile. And the turn that it
-        replaces, if any.
+        """Gives the turn that the request comes after, and before it, for a
+        response, all earlier ones: they may be deleted meanwhile. Gives the
+        turn that it replaces, too, if any.
         """
         turns = self.store.turns
         if session is not None:
@@ -267,7 +278,9 @@ class History:
     async def _leased(
         self, owner: str, past: Past
     ) -> AsyncIterator[tuple[str | None, SessionInfo | None]]:
-        """The session with its lease, if there is one."""
+        """Holds the lease of the session, if there is one, while the body
+        runs. Yields both.
+        """
         if past.session is None:
             yield None, None
             return
@@ -301,16 +314,9 @@ class History:
             except RequestError as error:
                 LOG.warning("%s", error.message)
 
-    async def in_pool(self, function: Callable[..., _T], *args: Any) -> _T:
-        return await self._service.in_pool(function, *args)
-
-    @property
-    def service(self) -> ChatService:
-        return self._service
-
 
 class _Work:
-    """One turn in the making."""
+    """A turn that is being made."""
 
     def __init__(
         self,
@@ -320,15 +326,13 @@ class _Work:
         system: str | None,
         pending: Pending,
     ) -> None:
-        """`line`: the turn before, and maybe those before that."""
+        """`line` has the turn before this one, and maybe those before that."""
         self._history = history
-        self._service = history.service
+        self._prompts = history.service.prompts
         self._request = request
-        said, self._begun = parted(
-            request.messages or (), history.service.template
-        )
+        self._begun = request.begun
         self._pending = pending
-        self._new = [*self._pending["messages"], *map(dict, said)]
+        self._new = [*self._pending["messages"], *map(dict, request.said)]
         self._tools = [dict(tool) for tool in request.tools or ()]
         self._think = request.think
         self._line = line
@@ -345,38 +349,38 @@ class _Work:
         return self._ids
 
     def go_on_with(self, replaced: Turn) -> None:
-        """Keeps what the model thought before a reply that gets longer."""
+        """Keeps the thoughts before a reply that gets longer."""
         if self._begun:
             self._reasoning = replaced.reply.get("reasoning") or ""
 
     async def fit(self) -> None:
-        """`prompt`, without the oldest turns where there is no room for all
-        and the request says so. Raises RequestError where what is new is much
-        too long, at once.
+        """Makes the prompt, without the oldest turns where there is no room for
+        all and the request says so. Raises RequestError at once where the new
+        messages are much too long.
         """
-        request, service = self._request, self._service
+        request, prompts = self._request, self._prompts
         try:
-            await self.prompt(fits=True)
-            if not request.truncate or len(self._ids) < service.context:
+            await self.make_prompt(fits=True)
+            if not request.truncate or len(self._ids) < prompts.context:
                 return
         except RequestError as error:
             if not request.truncate or error.code != TOO_LONG:
                 raise
         before = await self._messages_before()
         self._before = 0
-        self._ids, self.dropped = await self._history.in_pool(
-            service.fitted,
+        self._ids, self.dropped = await prompts.threads.run(
+            prompts.fit_messages,
             [*before, *(request.messages or ())],
             self._tools or None,
             self._think,
             request.options.get("max_tokens"),
         )
 
-    async def prompt(self, fits: bool = False) -> None:
-        """Token ids of the conversation, with the opening of the reply.
-        `fits`: as in `ChatService.render`.
+    async def make_prompt(self, fits: bool = False) -> None:
+        """Makes the token ids of the conversation, with the opening of the
+        reply. `fits`: as in `Prompts.render`.
         """
-        parent = self._parent
+        parent, run = self._parent, self._prompts.threads.run
         # Also what the turns before it said when they were computed.
         goes_on = (
             parent is not None
@@ -390,13 +394,13 @@ class _Work:
             more = None
             # Templates say thoughts and calls otherwise later on.
             if not np.isin(before, self._history.marks).any():
-                more = await self._history.in_pool(self._more, parent, fits)
+                more = await run(self._more, parent, fits)
             if more is not None:
                 self._before = len(before)
                 self._ids = np.concatenate([before, more])
                 return
         said = await self._messages_before()
-        self._ids = await self._history.in_pool(self._all, said, fits)
+        self._ids = await run(self._all, said, fits)
 
     async def _tokens_before(self, parent: Turn) -> TokenArray:
         if len(self._line) < parent.depth:
@@ -406,21 +410,21 @@ class _Work:
         return np.concatenate([turn.tokens for turn in self._line[first:]])
 
     def _more(self, parent: Turn, fits: bool) -> TokenArray | None:
-        service = self._service
-        begun = service.begun_text(self._begun)
+        prompts = self._prompts
+        begun = prompts.begun_text(self._begun)
         if fits:
-            service.check_fits([Segment(begun)])
+            prompts.check_fits([Segment(begun)])
         more = continuation(
-            service.template,
-            service.tokenizer,
+            prompts.template,
+            prompts.tokenizer,
             _message(parent.reply),
             messages_of(self._new),
             self._tools or None,
-            service.check_fits if fits else None,
+            prompts.check_fits if fits else None,
         )
         if more is None:
             return None
-        return np.concatenate([more, service.begun_ids(self._begun)])
+        return np.concatenate([more, prompts.begun_ids(self._begun)])
 
     async def _messages_before(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -437,7 +441,7 @@ class _Work:
 
     def _all(self, before: list[dict[str, Any]], fits: bool) -> TokenArray:
         try:
-            return self._service.render(
+            return self._prompts.render(
                 [*before, *(self._request.messages or ())],
                 self._tools or None,
                 self._think,
@@ -447,6 +451,7 @@ class _Work:
             raise moved(error, -len(before)) from None
 
     def take(self, event: Event) -> None:
+        """Adds an event to the reply."""
         if isinstance(event, Token):
             self._text += event.text
             self._reasoning += event.reasoning
@@ -454,7 +459,7 @@ class _Work:
             self._calls.append(event.part.end)
 
     def turn(self, owner: str, past: Past, finished: Finished) -> Turn:
-        """What is kept of it."""
+        """Gives the turn as it is kept."""
         assert past.keep is not None
         generation = finished.generation
         parent = self._parent
@@ -500,7 +505,7 @@ class _Work:
                     kept_reply(
                         generation.token_ids,
                         generation.text,
-                        self._service.tokenizer,
+                        self._prompts.tokenizer,
                     ),
                 ]
             ),
@@ -508,7 +513,9 @@ class _Work:
 
 
 def _pending_of(past: Past, session: SessionInfo | None) -> Pending:
-    """What a turn begins with: nothing if it replaces the last one."""
+    """Gives the messages that a turn begins with: none if it replaces the last
+    one.
+    """
     if session is None or session.pending is None or past.replaces is not None:
         return {"items": [], "messages": []}
     return session.pending

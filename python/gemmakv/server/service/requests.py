@@ -19,7 +19,7 @@ from gemmakv.generation._option_kinds import Integer, Texts, TokenIds
 from gemmakv.generation._options import GenerationOptions
 from gemmakv.generation._prefix import PinnedPrefix
 from gemmakv.generation._prompts import TokenArray
-from gemmakv.server.service.errors import invalid, missing, unexpected
+from gemmakv.server.service.errors import invalid, unexpected, unsupported
 
 # The value of each with which it changes nothing.
 _PENALTIES = {
@@ -51,7 +51,7 @@ class Tenant:
     gemma: Gemma
     salt: bytes = b""
 
-    def narrowed(self, salt: str | None) -> Tenant:
+    def narrow(self, salt: str | None) -> Tenant:
         """Gives the same tenant with another part of the cache, for `salt`: no
         salt leads to the part of another tenant. None is the tenant's own
         part. Raises ValueError for an empty salt.
@@ -111,6 +111,8 @@ class ChatRequest:
         of the assistant says; or None, and
       prompts: texts, which get a BOS in front if `add_bos`, or token ids,
         each continued by itself.
+      said, begun: the messages before the beginning of a reply that they end
+        with, and this beginning; known once the request is checked.
       past: what the messages follow, where the server keeps that.
       ids: the messages' token ids, where they are known.
       options: generation options by their names in `GenerationOptions`.
@@ -137,6 +139,8 @@ class ChatRequest:
 
     tenant: Tenant
     messages: Messages | None = None
+    said: Messages = ()
+    begun: str = ""
     prompts: Sequence[str | Sequence[int]] = ()
     add_bos: bool = True
     past: Past | None = None
@@ -177,7 +181,12 @@ class EmbedRequest:
     arrived: float = dataclasses.field(default_factory=time.monotonic)
 
 
-def taken_options(
+def seconds_left(until: float | None) -> float | None:
+    """Gives the seconds until a time of time.monotonic(), at least 0."""
+    return None if until is None else max(0.0, until - time.monotonic())
+
+
+def take_options(
     options: Mapping[str, Any], context: int
 ) -> dict[str, Any]:
     """Makes the library's generation options of a request's.
@@ -202,7 +211,7 @@ def taken_options(
 
 
 def taken_schema() -> dict[str, Any]:
-    """Gives the JSON schema of the options that `taken_options` takes."""
+    """Gives the JSON schema of the options that `take_options` takes."""
     found = GenerationOptions.json_schema()
     properties = found["properties"]
     for name in ("max_tokens", "top_k"):
@@ -228,7 +237,7 @@ def _taken(name: str, value: Any) -> Any:
     return value
 
 
-def aliased(
+def read_aliases(
     fields: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Adds options that a request has by names of other servers, `ALIASES`,
@@ -250,7 +259,7 @@ def aliased(
     return found, names
 
 
-def penalized(
+def limit_penalties(
     options: Mapping[str, Any], last: Any, name: str, default: int
 ) -> dict[str, Any]:
     """Makes the library's options of those of an API whose penalties look at
@@ -271,7 +280,7 @@ def penalized(
     if last == 0:
         return {k: v for k, v in options.items() if k not in _PENALTIES}
     if active and last not in (-1, default):
-        raise missing(name, "a penalty of so many tokens alone")
+        raise unsupported(name, "a penalty of so many tokens alone")
     return dict(options)
 
 
@@ -286,7 +295,7 @@ def _is_integer(value: object, wanted: int) -> bool:
     return type(value) is int and value == wanted
 
 
-def parted(
+def split_reply(
     messages: Messages, template: Template
 ) -> tuple[Messages, str]:
     """Splits a conversation into its messages and the beginning of a reply

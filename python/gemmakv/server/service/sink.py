@@ -39,7 +39,7 @@ class Sink:
         self._lock = asyncio.Lock()
 
     def has_said(self, index: int) -> bool:
-        """Whether anything of a continuation was given out."""
+        """Says whether anything of a continuation was given out."""
         return index in self._last
 
     def note(self, event: Token | Called) -> None:
@@ -67,11 +67,12 @@ class Sink:
                 self._counts.inter_token_s.observe(between)
 
     async def open(self) -> None:
-        """Emits `opening`, unless it was."""
+        """Emits `opening`, unless that is done."""
         async with self._lock:
             await self._open()
 
     async def emit(self, event: Event) -> None:
+        """Gives out an event, after `opening`."""
         async with self._lock:
             await self._open()
             await self._emit(event)
@@ -93,11 +94,15 @@ class Sum:
     def add(
         self, prompt: Generation, rows: Sequence[Generation], written: int
     ) -> None:
+        """Adds a prompt, its continuations, and the tokens of it that the
+        prefix cache has now, and had not before.
+        """
         self._prompts.append(prompt)
         self._rows += rows
         self._written += written
 
     def event(self, queued_s: float, reasoning_tokens: int) -> Ended:
+        """Makes the last event of the request."""
         usages = [prompt.usage for prompt in self._prompts]
         cached: dict[str, int] = {}
         for usage in usages:
