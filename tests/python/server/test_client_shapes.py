@@ -168,7 +168,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(params=["plain", "gemma"])
 def either(app: App, request: pytest.FixtureRequest) -> App:
     assert app.service is not None
-    app.service.prompts.template = template_of(request.param, app.service.tokenizer)
+    tokenizer = app.service.tokenizer
+    app.service.prompts.template = template_of(request.param, tokenizer)
     return app
 
 
