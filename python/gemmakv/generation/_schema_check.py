@@ -58,6 +58,20 @@ _PATTERNS = {
     "ulid": "^[0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{26}$",
     "xid": "^[0-9A-Va-v]{20}$",
 }
+# Keywords that hold of the same value as those beside them.
+_BESIDE = frozenset(
+    (
+        "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref",
+        "$dynamicRef", "dependentSchemas", "dependencies",
+    )
+)  # fmt: skip
+# Keywords that say which properties an object has beside those named.
+_OTHERS = frozenset(
+    (
+        "additionalProperties", "unevaluatedProperties", "patternProperties",
+        "propertyNames", "minProperties", "dependentRequired",
+    )
+)  # fmt: skip
 
 Steps = tuple[str | int, ...]  # keys and indices that lead to a part
 
@@ -90,12 +104,15 @@ def checked_schema(
     """
     removed = [] if left is None else left
     refers = False
+    closes = _is_plain(schema)
 
     def bounds(steps: Steps, part: Any) -> Any:
         nonlocal refers
         if not isinstance(part, Mapping):
             return part
         found = _in_known_words(part)
+        if closes and not _BESIDE & {*steps} and _names_all(found):
+            found["additionalProperties"] = False
         refers = refers or "$ref" in found
         for name in BOUNDS:
             value = found.get(name)
@@ -169,6 +186,32 @@ def _in_known_words(node: Mapping[str, Any]) -> dict[str, Any]:
         }
         found["additionalProperties"] = False
     return found
+
+
+def _is_plain(node: Any) -> bool:
+    """Tells whether what a schema says of the properties of a value stands in
+    one place, so that this place can be closed.
+    """
+    if not isinstance(node, Mapping):
+        return True
+    if "allOf" in node or "properties" in node and _BESIDE & node.keys():
+        return False
+    return all(_is_plain(child) for _, child in children(node))
+
+
+def _names_all(node: Mapping[str, Any]) -> bool:
+    """Tells whether an object is to have the properties alone that its schema
+    names: where it says nothing of others, and nothing asks for them. Models
+    make up further ones without an end, and who reads the text wants none.
+    """
+    properties = node.get("properties")
+    return (
+        node.get("type") == "object"
+        and isinstance(properties, Mapping)
+        and bool(properties)
+        and not (_OTHERS | _BESIDE) & node.keys()
+        and properties.keys() >= {*(node.get("required") or ())}
+    )
 
 
 def _is_same(value: object, other: object) -> bool:

@@ -123,3 +123,31 @@ def test_tokens_as_vllm_gives_them(app: App) -> None:
     assert found.status_code == 200, found.text
     back = post(app, "/detokenize", {"tokens": found.json()["tokens"]})
     assert back.json()["prompt"] == "hello"
+
+
+# agno, AutoGen, langchain-ollama (`format`), instructor (JSON_SCHEMA): schemas
+# made by pydantic do not say `additionalProperties: false`.
+@pytest.mark.parametrize("api", ["chat", "ollama", "tool"])
+def test_an_object_has_the_named_properties_alone(app: App, api: str) -> None:
+    for seed in range(5):
+        if api == "ollama":
+            body = {
+                "model": NAME,
+                "messages": [WEATHER],
+                "stream": False,
+                "format": OPEN,
+                "options": {"num_predict": 60, "seed": seed, "temperature": 1},
+            }
+            made = post(app, "/api/chat", body).json()["message"]["content"]
+        else:
+            more = {"response_format": form(schema=OPEN)}
+            if api == "tool":
+                more = {"tools": [tool()], "tool_choice": "required"}
+            body = told(max_tokens=200, seed=seed, temperature=1, **more)
+            message = post(app, CHAT, body).json()["choices"][0]["message"]
+            made = (
+                message["tool_calls"][0]["function"]["arguments"]
+                if api == "tool"
+                else message["content"]
+            )
+        assert list(json.loads(made)) == ["city"]
