@@ -61,7 +61,7 @@ class Worker:
         self.mark = f"{folder.name}.{index}."
         self._place.seek(0)
         if before := self._place.read():
-            mark_process_dead(int(before), str(folder))
+            mark_process_dead(int(before), str(folder))  # type: ignore[no-untyped-call]
         self._place.truncate(0)
         self._place.write(str(os.getpid()))
         self._place.flush()

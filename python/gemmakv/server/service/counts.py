@@ -54,7 +54,7 @@ class Counts:
         self, labels: Sequence[str], admission: Admission, model: Gemma
     ) -> None:
         """`labels` are the names of the keys in metrics."""
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._copies: list[_Copy] = []
         # fmt: off
@@ -119,7 +119,7 @@ class Counts:
         registry = self._registry
         if os.environ.get(FOLDER):
             registry = CollectorRegistry()
-            MultiProcessCollector(registry)
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         encode, kind = choose_encoder(accept)
         return encode(registry), kind
 
