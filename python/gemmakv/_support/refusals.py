@@ -1,4 +1,4 @@
-"""What to say of a value that pydantic refuses."""
+"""The words for values that pydantic refuses."""
 
 from __future__ import annotations
 

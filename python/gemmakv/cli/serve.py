@@ -121,7 +121,8 @@ def _serve(context: typer.Context, given: ServeSettings) -> None:
 
 @dataclasses.dataclass
 class _Setup:
-    """What is served. Pickled, it is closed: each worker opens its own.
+    """The model, the prefix cache and the sessions that a server opens. A
+    pickled copy has none of them open: each worker opens its own.
 
     Attributes:
       same: the file that the store of conversations must still be.

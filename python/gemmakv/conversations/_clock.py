@@ -5,7 +5,7 @@ must not delete what was promised. While the machine runs it goes as its uptime
 does. Over a restart of the machine it goes on by what the wall clock has
 gained since it was noted.
 
-What is noted of the wall clock never goes back. Where the clock is behind it,
+The noted time of the wall clock never goes back. Where the clock is behind it,
 it goes on as the database's own time does: so what the clock gains when it is
 set right is not counted once more. A clock that is ahead for a while has what
 is off not counted until that time has come: things are kept for longer, never

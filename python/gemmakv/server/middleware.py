@@ -47,21 +47,36 @@ class Site(Protocol):
         """Gives the path of the route that a path means."""
 
 
-class LoggingMiddleware:
+class _Middleware:
+    """Handles HTTP; the beginning and the end of the server pass through."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        handle = self._handle if scope["type"] == "http" else self._app
+        await handle(scope, receive, send)
+
+    async def _handle(
+        self, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        raise NotImplementedError
+
+
+class LoggingMiddleware(_Middleware):
     """Gives each request its `Call`, a line of the log, and a number in the
     metrics.
     """
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
-        self._app = app
+        super().__init__(app)
         self._site = site
 
-    async def __call__(
+    async def _handle(
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers, site = Headers(scope=scope), self._site
         call = Call(
             scope, site.settings, headers, _request_id(headers), site.service
@@ -106,7 +121,7 @@ class LoggingMiddleware:
             _note(call)
 
 
-class GuardMiddleware:
+class GuardMiddleware(_Middleware):
     """Refuses requests by their heads: too long, for another host, from a
     page of another site.
     """
@@ -115,16 +130,13 @@ class GuardMiddleware:
         self, app: ASGIApp, site: Site, allows: Callable[[str], bool]
     ) -> None:
         """`allows` says whether the pages of an origin may use the server."""
-        self._app = app
+        super().__init__(app)
         self._site = site
         self._allows = allows
 
-    async def __call__(
+    async def _handle(
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         try:
             self._check(scope)
         except RequestError as error:
@@ -212,24 +224,22 @@ class GuardMiddleware:
             ) from None
 
 
-class AuthenticationMiddleware:
+class AuthenticationMiddleware(_Middleware):
     """Asks for a key, before the body is read."""
 
     def __init__(
         self, app: ASGIApp, open_paths: Container[str], folder: str
     ) -> None:
         """`open_paths` need no key, nor do those in `folder`."""
-        self._app = app
+        super().__init__(app)
         self._open_paths = open_paths
         self._folder = folder
 
-    async def __call__(
+    async def _handle(
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        path = scope.get("path", "")
-        if scope["type"] == "http" and not (
-            path in self._open_paths or path.startswith(self._folder)
-        ):
+        path = scope["path"]
+        if not (path in self._open_paths or path.startswith(self._folder)):
             try:
                 _check_key(scope[CALL])
             except RequestError as error:
@@ -238,18 +248,12 @@ class AuthenticationMiddleware:
         await self._app(scope, receive, send)
 
 
-class DisconnectMiddleware:
+class DisconnectMiddleware(_Middleware):
     """Ends a request whose client has gone, once its body has been read."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(
+    async def _handle(
         self, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         gone = _Gone(receive)
         task = asyncio.ensure_future(self._app(scope, gone.receive, send))
         watch = asyncio.ensure_future(gone.wait())

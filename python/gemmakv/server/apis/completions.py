@@ -210,7 +210,7 @@ class _Completion(CompletionShape):
         return unlisted(finished.generation, listed, index)
 
     def _all_lists(self, index: int, reply: Reply) -> LogprobLists | None:
-        """Of all tokens of a choice, with those of an echo."""
+        """Lists the log-probabilities of a choice, with those of an echo."""
         if not self.wants_logprobs:
             return None
         tokens = [t for t in reply.tokens.get(index, []) if has_logprob(t)]

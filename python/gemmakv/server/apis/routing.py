@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope
 from gemmakv.errors import brief
 from gemmakv.server.apis.body import parse
 from gemmakv.server.apis.call import CALL, Call
-from gemmakv.server.service.errors import RequestError, invalid
+from gemmakv.server.service.errors import RequestError
+from gemmakv.server.service.prompts import check_count
 
 OPEN_TAG = "open"
 _POOL_BYTES = 64 << 10  # longer bodies are parsed off the event loop
@@ -65,7 +66,9 @@ class BodyRequest(Request):
                 found = await service.threads.run(parse, data, *most)
             else:
                 found = parse(data, *most)
-            _check_count(found.get("messages"), limits.messages)
+            messages = found.get("messages")
+            if isinstance(messages, list):  # before their fields are read
+                check_count(messages, limits.messages)
             return found
         except RequestError as error:
             raise BadBody(error) from None
@@ -132,14 +135,6 @@ def streams(media_type: str) -> dict[int | str, dict[str, Any]]:
     )
     schema = {"type": "string", "description": about}
     return {200: {"content": {media_type: {"schema": schema}}}}
-
-
-def _check_count(messages: Any, most: int) -> None:
-    """Refuses too many messages before their fields are read."""
-    if isinstance(messages, list) and len(messages) > most:
-        raise invalid(
-            "messages", f"expected at most {most}, found {len(messages)}"
-        )
 
 
 def _too_large(most: int) -> RequestError:

@@ -324,7 +324,8 @@ class Continuations:
         calls = reader.calls if reader else 0
         thoughts = reader.reasoning_tokens if reader else 0
         sink.reasoning_tokens += thoughts
-        stops = stop_texts(_NO_TEMPLATE, request.options, begun=True)
+        given = request.options.get("stop") or ()
+        stops = [given] if isinstance(given, str) else given
         stop = self._find_stop(generation, stops)
         written = 0
         if not isinstance(row.prompt, str):
@@ -525,20 +526,6 @@ class Scored:
             ),
             timings=dataclasses.replace(said.timings, prefill_s=seconds),
         )
-
-
-class _NoTemplate:
-    """A template that ends nothing."""
-
-    name = "none"
-    stop: tuple[str, ...] = ()
-    stop_tokens: tuple[str, ...] = ()
-
-    def render(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-
-_NO_TEMPLATE = _NoTemplate()
 
 
 async def _wait_for_all(work: Sequence[Awaitable[_T]]) -> list[_T]:

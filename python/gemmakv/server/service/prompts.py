@@ -88,7 +88,7 @@ class Prompts:
         if request.messages is not None:
             if special:
                 raise invalid("parse_special", "messages are text")
-            self._check_count(request.messages)
+            check_count(request.messages, self._most_messages)
             if request.ids is not None:
                 found = [request.ids]
             else:
@@ -132,7 +132,7 @@ class Prompts:
         `fits`: as in `render`. Raises RequestError.
         """
         self.check_writes()
-        self._check_count(messages)
+        check_count(messages, self._most_messages)
         return await self.threads.run_texts(
             self.render, messages, tools, think, fits
         )
@@ -319,9 +319,10 @@ class Prompts:
                 more={"n_prompt_tokens": length, "n_ctx": self.context},
             )
 
-    def _check_count(self, messages: Messages) -> None:
-        most = self._most_messages
-        if len(messages) > most:
-            raise invalid(
-                "messages", f"expected at most {most}, found {len(messages)}"
-            )
+
+def check_count(messages: Messages, most: int) -> None:
+    """Raises RequestError for more messages than a conversation may have."""
+    if len(messages) > most:
+        raise invalid(
+            "messages", f"expected at most {most}, found {len(messages)}"
+        )

@@ -1,4 +1,4 @@
-"""What lists sessions, and finds those with the same tokens, by an index."""
+"""Columns and indexes that list sessions and find equal tokens in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session's owner notes of it, and what it has no reply to."""
+"""Columns for the metadata of a session and for its unanswered items."""
 
 from __future__ import annotations
 
